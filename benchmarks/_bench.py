@@ -15,8 +15,7 @@ from harness.driving.oracle import Oracle
 from harness.driving.pairs import checkpoint_pairs
 from harness.engines import envs
 from harness.engines.engine import Engine
-from harness.engines.launch import ProbeLevel, build_launch
-from harness.engines.process import Launch
+from harness.engines.launch import build_launch
 
 
 def machine() -> str:
@@ -26,10 +25,11 @@ def machine() -> str:
     return f"{platform.machine()}, {cores}, Python {platform.python_version()}"
 
 
-def launch_of(scenario: Scenario, *, version: str, device: str = "cpu", probe: ProbeLevel | bool = "full") -> Launch:
-    """How a release is started for the scenario's boot configuration, with the tiny pair it names."""
+@contextmanager
+def booted(scenario: Scenario, *, version: str, probe: bool, device: str = "cpu") -> Iterator[Engine]:
+    """An engine for the scenario's boot configuration, with the tiny pair it names; ended afterwards."""
     target, draft = checkpoint_pairs([scenario], device=device)[scenario.checkpoint]
-    return build_launch(
+    launch = build_launch(
         env=envs.ensure(version, print),
         spec=scenario.spec,
         engine=scenario.engine,
@@ -38,12 +38,6 @@ def launch_of(scenario: Scenario, *, version: str, device: str = "cpu", probe: P
         device=device,
         probe=probe,
     )
-
-
-@contextmanager
-def booted(scenario: Scenario, *, version: str, probe: bool, device: str = "cpu") -> Iterator[Engine]:
-    """An engine for the scenario's boot configuration, ended afterwards."""
-    launch = launch_of(scenario, version=version, probe=probe, device=device)
     with tempfile.TemporaryDirectory(prefix="eaglecheck-bench-") as folder:
         engine = Engine(launch=launch, log=Path(folder, "engine.log"))
         try:

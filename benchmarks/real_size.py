@@ -52,6 +52,7 @@ from harness.engines import envs
 from harness.engines.errors import EngineError
 from harness.engines.launch import build_launch
 from harness.engines.process import Launch
+from harness.search.executed import accepted
 from harness.search.mutants import with_mutant
 
 #: Mutants of states that act on eager engines.
@@ -144,7 +145,7 @@ class Calibration:
         for key, value in values.items():
             self.rows.setdefault(name, {}).setdefault(key, []).append(value)
 
-    def see(self, scenario: Scenario, engine: Trace, reference: Trace) -> None:
+    def see(self, engine: Trace, reference: Trace) -> None:
         budget = budget_for(str(engine.header["dtype"]))
         pairs = align(engine.rows, reference.rows)
         phases = engine.rows.strings["phase"][pairs.engine].astype(str)
@@ -157,11 +158,8 @@ class Calibration:
             mine = engine.rows.ints[side][pairs.engine[chosen]]
             theirs = reference.rows.ints[side][pairs.reference[chosen]]
             both = (mine >= 0) & (theirs >= 0)
-            ours, right, own = (
-                engine.tensors[name][mine[both]],
-                truth[theirs[both]],
-                reference.tensors[f"own.{name}"][theirs[both]],
-            )
+            ours, right = engine.tensors[name][mine[both]], truth[theirs[both]]
+            own = reference.tensors[f"own.{name}"][theirs[both]]
             if not len(ours):
                 continue
             judged = judge_states(engine=ours, truth=right, own=own, noise=noise)
@@ -187,20 +185,7 @@ class Calibration:
         self.usual += usual_ties(reference, noise, theirs) or 0.0
         found: dict[str, list[tuple[float, float, float, float]]] = {}
         for one, other, phase in zip(mine.tolist(), theirs.tolist(), phases.tolist(), strict=True):
-            truth = dict(
-                zip(
-                    reference.rows.lists["top_ids"][other].tolist(),
-                    reference.rows.lists["top_logits"][other].tolist(),
-                    strict=True,
-                )
-            )
-            ours = dict(
-                zip(
-                    engine.rows.lists["top_ids"][one].tolist(),
-                    engine.rows.lists["top_logits"][one].tolist(),
-                    strict=True,
-                )
-            )
+            truth, ours = _best(reference, other), _best(engine, one)
             shared = [abs(ours[token] - truth[token]) for token in ours.keys() & truth.keys()]
             if shared and "own.logits" in reference.tensors:
                 best = sorted(truth.values(), reverse=True)
@@ -223,21 +208,10 @@ class Calibration:
         }
 
 
-def _accept(result: ScenarioResult) -> float:
-    """Mean accept length: ACCEPT rows over verify rounds."""
-    phases = result.trace.rows.strings["phase"].astype(str)
-    rounds = {
-        (rid, attempt, committed)
-        for rid, attempt, committed, phase in zip(
-            result.trace.rows.strings["rid"].tolist(),
-            result.trace.rows.ints["attempt"].tolist(),
-            result.trace.rows.ints["committed"].tolist(),
-            phases.tolist(),
-            strict=True,
-        )
-        if phase == "ACCEPT"
-    }
-    return float((phases == "ACCEPT").sum()) / max(len(rounds), 1)
+def _best(trace: Trace, row: int) -> dict[int, float]:
+    """The best tokens of a row, and their logits."""
+    lists = trace.rows.lists
+    return dict(zip(lists["top_ids"][row].tolist(), lists["top_logits"][row].tolist(), strict=True))
 
 
 def memory_used() -> int:
@@ -291,8 +265,9 @@ def work(asked: argparse.Namespace, job: Job, oracle: Oracle, judge: ThreadPoolE
             spent.update(result.seconds)
             lines.append(_line(result))
             if result.verdict.outcome == "PASS" and result.reference is not None:
-                seen.see(result.scenario, result.trace, result.reference)
-                accept.append(_accept(result))
+                seen.see(result.trace, result.reference)
+                committed, verifies = accepted(result)
+                accept.append(committed / max(verifies, 1))
             elif not job.revert and not any(op.kind == "mutant" for op in result.scenario.script):
                 print(job.name, lines[-1], *result.divergences[:3], sep="\n    ", flush=True)
     except EngineError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from packaging.version import Version
 
@@ -17,10 +17,16 @@ from harness.contract.known_issues import assumable
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 
+#: Of an op update: source and selector.
+Take = tuple[Literal["disk", "tensor"], Literal["target", "draft", "all"]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
-    """One boot configuration, what it is for, and the oldest release it works on. text: generated prompts are text."""
+    """One boot configuration, what it is for, and the oldest release it works on. text: generated prompts are text.
+
+    successor: the pair whose weights its engine is given while it serves; takes: from where, and whose.
+    """
 
     name: str
     why: str
@@ -29,6 +35,8 @@ class Boot:
     engine: EngineConfig = field(default_factory=EngineConfig)
     since: str = "0"
     text: bool = False
+    successor: str = ""
+    takes: tuple[Take, ...] = ()
 
     @property
     def vocab(self) -> int:
@@ -312,6 +320,48 @@ TRAINED = _named(
     )
 )
 
+#: Layers with sliding windows have a KV pool of their own.
+WINDOWS = EngineConfig(disable_hybrid_swa_memory=False)
+WINDOWED = _named(
+    Boot(name=name, why=f"a pool for sliding windows: {why}", checkpoint=pair, spec=spec, engine=engine, since=since)
+    for name, why, pair, spec, engine, since in (
+        ("window", "gpt-oss style, an EAGLE-3 chain of three steps", "oss-tiny", HEADS, WINDOWS, V2),
+        (
+            "window-narrow",
+            "windows of three rows, no prefix cache, five steps",
+            "oss-narrow",
+            HEADS_OF_FIVE,
+            WINDOWS.model_copy(update={"radix_cache": False}),
+            "0.5.17",
+        ),
+        (
+            "window-pages",
+            "pages of four tokens, three candidates a step",
+            "oss-tiny",
+            SpecConfig(algorithm="EAGLE3", num_steps=2, eagle_topk=3, num_draft_tokens=8),
+            WINDOWS.model_copy(update={"page_size": 4}),
+            V2,
+        ),
+        (
+            "window-pool",
+            "a pool that a few requests outgrow",
+            "oss-tiny",
+            HEADS,
+            WINDOWS.model_copy(update=OUTGROWN),
+            V2,
+        ),
+        (
+            "window-layers",
+            "MiMo-V2 style, three MTP layers, no prefix cache",
+            "mtp-window",
+            MTP,
+            WINDOWS.model_copy(update={"radix_cache": False}),
+            "0.5.17",
+        ),
+        ("window-layers-cache", "MiMo-V2 style, windows of three rows", "mtp-narrow", MTP, WINDOWS, "0.5.17"),
+    )
+)
+
 SPELLED = EngineConfig(skip_tokenizer_init=False, grammar_backend="xgrammar")
 SPELLED_BOOTS = _named(
     Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=V2)
@@ -425,6 +475,57 @@ TP_BOOTS = _named(
         ("tp-latent", "two TP ranks, latent attention that every rank holds whole", "mla-tiny", SpecConfig(), {}, V2),
         ("tp-layers", "two TP ranks, three MTP layers", "mtp-tiny", MTP, {"radix_cache": False}, "0.5.17"),
         ("tp-four", "four TP ranks, a KV head each", "qwen3-four", HEADS, {"tp_size": 4}, V2),
+    )
+)
+
+#: Two of three tokens, in an order of their own.
+HOT = tuple(token * 2 for token in range(171)) + tuple(511 - token * 2 for token in range(170))
+HOT_BOOTS = _named(
+    Boot(name=name, why=why, spec=spec.model_copy(update={"token_map": HOT}))
+    for name, why, spec in (
+        ("hot-tokens", "a chain that proposes two of three tokens (FR-Spec)", SpecConfig()),
+        ("hot-tree", "the same with two candidates a step, two steps", _tree(2, 2, 6)),
+    )
+)
+
+ADAPTED = EngineConfig(lora_paths=("first", "second"))
+ADAPTER_BOOTS = _named(
+    Boot(name=name, why=f"two LoRA adapters: {why}", checkpoint=checkpoint, spec=spec, engine=engine, since=FIRST_MIXED)
+    for name, why, checkpoint, spec, engine in (
+        ("lora", "a chain of three steps", CHECKPOINT, SpecConfig(), ADAPTED),
+        ("lora-tree", "two candidates a step", CHECKPOINT, _tree(2, 2, 6), ADAPTED),
+        (
+            "lora-eagle3",
+            "an EAGLE-3 head over pages",
+            "eagle3-tiny",
+            HEADS,
+            ADAPTED.model_copy(update={"page_size": 4}),
+        ),
+    )
+)
+
+#: An update of the draft alone is one that opens a session.
+FIRST_SESSIONS = "0.5.23"
+DISK: Take = ("disk", "target")
+WHOLE: Take = ("disk", "all")
+TENSORS: tuple[Take, ...] = (("tensor", "target"), ("tensor", "draft"))
+WEIGHT_BOOTS = _named(
+    Boot(
+        name=name,
+        why=f"new weights while it serves: {why}",
+        checkpoint=checkpoint,
+        spec=spec,
+        engine=engine,
+        since=FIRST_SESSIONS,
+        successor=successor,
+        takes=takes,
+    )
+    for name, why, checkpoint, spec, engine, successor, takes in (
+        ("weights", "an EAGLE-1 chain", CHECKPOINT, SpecConfig(), PLAIN, "eagle-next", (DISK, *TENSORS)),
+        ("weights-eagle3", "an EAGLE-3 chain over pages", "eagle3-tiny", HEADS, _paged(4), "eagle3-next", TENSORS),
+        ("weights-layers", "three MTP layers", "mtp-tiny", MTP, UNCACHED, "mtp-next", (WHOLE, ("tensor", "all"))),
+        ("weights-latent", "a NextN layer", "mla-tiny", SpecConfig(), PLAIN, "mla-next", (WHOLE, *TENSORS)),
+        ("weights-tp", "two TP ranks", CHECKPOINT, SpecConfig(), TP, "eagle-next", (DISK, *TENSORS)),
     )
 )
 

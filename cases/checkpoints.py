@@ -10,7 +10,7 @@ makes it, and a line in KINDS; the reference reads it (`reference.pairs`).
 
 Nothing is trained here and no matrix product takes part, so thread counts and BLAS builds cannot change a bit. One
 kind was trained elsewhere and is read from files (`trained_weights`). This module must not import sglang or
-transformers, nor the reference (and so torch) unless `measure` is called.
+transformers, nor the reference (and so torch).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -32,6 +32,7 @@ from cases import (
     llama_weights,
     mla_weights,
     mtp_weights,
+    oss_weights,
     step_weights,
     table_weights,
     trained_weights,
@@ -41,6 +42,7 @@ from cases.recipes import (
     Eagle3Recipe,
     FiveLayersRecipe,
     FiveStepLayersRecipe,
+    GptOssRecipe,
     LatentRecipe,
     MtpRecipe,
     Noise,
@@ -54,13 +56,11 @@ from cases.recipes import (
     TrainedEagle3Recipe,
     TrainedRecipe,
     Weights,
+    WindowedRecipe,
 )
 from cases.stirred import stirred
 from harness.contract import plain_files
 from harness.contract.usage import UserError
-
-if TYPE_CHECKING:
-    from cases.sensitivity import Measurement
 
 #: Raise it whenever the same name and seed would give other bytes.
 RECIPE_VERSION = 1
@@ -82,8 +82,11 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         Recipe(name="eagle-tiny", seed=20240626),
-        # What an engine of the pair above is given for new weights: the same shapes.
+        # What an engine of such a pair is given for new weights: the same shapes, another map of tokens too.
         Recipe(name="eagle-next", seed=20240628),
+        Eagle3Recipe(name="eagle3-next", seed=20250309),
+        MtpRecipe(name="mtp-next", seed=20241230),
+        LatentRecipe(name="mla-next", seed=20241231),
         # Attention kernels for GPUs are built for head widths from 64 up.
         Recipe(name="eagle-head64", seed=20240627, hidden=128, intermediate=256, head_dim=64),
         Eagle3Recipe(name="eagle3-tiny", seed=20250303),
@@ -97,6 +100,12 @@ RECIPES: dict[str, Recipe] = {
         NormedRecipe(name="eagle3-normed", seed=20250307),
         MtpRecipe(name="mtp-tiny", seed=20241226),
         StepRecipe(name="mtp-chained", seed=20260202),
+        # Sliding windows: of the target alone, and of target and draft.
+        GptOssRecipe(name="oss-tiny", seed=20250807),
+        WindowedRecipe(name="mtp-window", seed=20251216),
+        # The same with windows shorter than a draft.
+        GptOssRecipe(name="oss-narrow", seed=20250808, window=3),
+        WindowedRecipe(name="mtp-narrow", seed=20251217, window=2),
         # Targets that SGLang can run under DP attention; the second draft is wider than its target. Its own states fill
         # half of its width, so the copying heads take more of them away than of features: hence its state_gain.
         Qwen3Recipe(name="qwen3-tiny", seed=20250601),
@@ -160,16 +169,24 @@ RECIPES: dict[str, Recipe] = {
 
 
 #: Pairs whose draft and norms are moved, see `cases.stirred`.
-STIRRED = frozenset(name for name in RECIPES if "-apart" in name)
+STIRRED = frozenset(
+    name
+    for name, recipe in RECIPES.items()
+    if "-apart" in name
+    or name in ("eagle3-next", "mtp-next", "mla-next")  # so that a norm that is not updated shows
+    or isinstance(recipe, GptOssRecipe | WindowedRecipe)
+)
 #: What makes the pair of a kind of recipe.
 KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
     Recipe: llama_weights.pair,
-    Qwen3EagleRecipe: llama_weights.qwen3_pair,
+    Qwen3EagleRecipe: llama_weights.pair,
     Eagle3Recipe: eagle3_weights.pair,
     NormedRecipe: eagle3_weights.pair,
-    Qwen3Recipe: eagle3_weights.qwen3_pair,
+    Qwen3Recipe: eagle3_weights.pair,
     MtpRecipe: mtp_weights.pair,
     FiveLayersRecipe: mtp_weights.pair,
+    WindowedRecipe: mtp_weights.pair,
+    GptOssRecipe: oss_weights.pair,
     StepRecipe: step_weights.pair,
     FiveStepLayersRecipe: step_weights.pair,
     LatentRecipe: mla_weights.pair,
@@ -280,15 +297,6 @@ def make_recipe(recipe: Recipe, root: Path) -> Checkpoint:
     """As `make`, for a recipe that has no name in the registry."""
     place = made_once(Path(root) / recipe.name, partial(_build, recipe))
     return _open(recipe, place)
-
-
-def measure(checkpoint: Checkpoint, *, prompts: int = 24, chunk: int = 16) -> Measurement:
-    """Accept lengths and sensitivities of a pair over random prompts, as the float32 reference sees them."""
-    from cases import sensitivity  # here, so that making a pair needs no torch
-    from reference.pairs import load_head, load_target
-
-    head: Any = load_head(checkpoint.draft, load_target(checkpoint.target))  # never one of MTP layers
-    return sensitivity.measure(head, prompts=prompts, chunk=chunk)
 
 
 def main() -> None:

@@ -13,25 +13,14 @@ from typing import Any
 import numpy as np
 
 from cases import llama_weights
-from cases.recipes import Eagle3Recipe, Noise, NormedRecipe, Pair, Qwen3Recipe, Weights
+from cases.recipes import Eagle3Recipe, Noise, NormedRecipe, Pair, Weights
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 
 
 def pair(noise: Noise, recipe: Eagle3Recipe) -> Pair:
-    """A Llama with an EAGLE-3 head."""
-    made = llama_weights.target(noise, recipe)
-    return _paired(noise, recipe, made, first=made)
-
-
-def qwen3_pair(noise: Noise, recipe: Qwen3Recipe) -> Pair:
-    """A Qwen3 with an EAGLE-3 head."""
-    made = llama_weights.qwen3_target(noise, recipe)
-    return _paired(noise, recipe, made, first=llama_weights.norms_folded(recipe, made))
-
-
-def _paired(noise: Noise, recipe: Eagle3Recipe, made: Weights, *, first: Weights) -> Pair:
-    """first: the target whose first layer the head takes."""
+    """A Llama or a Qwen3 with an EAGLE-3 head."""
+    made, first = llama_weights.target_of(noise, recipe)
     return Pair(
         target=made,
         target_config=llama_weights.config(recipe, layers=recipe.layers),

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cases.boots import (
+    ADAPTER_BOOTS,
     ADAPTIVE_BOOTS,
     BOOTS,
     DP_BOOTS,
     EAGLE3_BOOTS,
+    HOT_BOOTS,
     LATENT,
     LAYERED,
     MIXED_BOOTS,
@@ -26,6 +28,8 @@ from cases.boots import (
     TP_BOOTS,
     TRAINED,
     TREES,
+    WEIGHT_BOOTS,
+    WINDOWED,
     Boot,
 )
 from cases.fixed import default_scenarios, shapes
@@ -34,6 +38,8 @@ from cases.fixed_held import held_texts
 from cases.fixed_parts import parts
 from cases.fixed_ranks import joining, on_boot, rank_shapes
 from cases.fixed_text import text_shapes
+from cases.fixed_weights import adapter_shapes, weight_shapes
+from cases.fixed_windows import window_shapes
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.coverage import Where, names
 
@@ -205,6 +211,34 @@ _MIXED = Family(
     coverage_points=("mixed_batch", "non_final_chunk", "batch_grows", "prefix_hit", "retract_resume"),
 )
 
+_WEIGHTS = Family(
+    name="weights",
+    why="weights that change while SGLang serves, and memory given back: EAGLE, EAGLE-3, MTP, latents, TP ranks",
+    scenarios=tuple(one for boot in WEIGHT_BOOTS.values() for one in weight_shapes(boot)),
+    boots=tuple(WEIGHT_BOOTS.values()),
+    coverage_points=names(Where.UPDATED),
+)
+
+_ADAPTERS = Family(
+    name="lora",
+    why="LoRA adapters on the target, requests with and without them in one batch: EAGLE chains and trees, EAGLE-3",
+    scenarios=tuple(one for boot in ADAPTER_BOOTS.values() for one in adapter_shapes(boot)),
+    boots=tuple(ADAPTER_BOOTS.values()),
+    coverage_points=("adapters_in_one_batch", "non_final_chunk", "batch_grows", "prefix_hit", "retract_resume"),
+)
+
+_HOT = Family(
+    name="token-map",
+    why="EAGLE drafts that propose some tokens only (FR-Spec): chains and trees",
+    scenarios=tuple(
+        one
+        for boot in HOT_BOOTS.values()
+        for one in on_boot(boot, only=("four-together", "chunked-long-prompt", "staggered-arrivals", "retracted"))
+    ),
+    boots=tuple(HOT_BOOTS.values()),
+    coverage_points=(*COMMON, "retract_resume"),
+)
+
 _LAYERS = LAYERED["layers"]
 _MTP = Family(
     name="mtp",
@@ -259,8 +293,11 @@ _DISAGG = Family(
         *parts(PD_BOOTS["pd-five"], prefix="apart-"),
     ),
     boots=tuple(PD_BOOTS.values()),
-    # Before 0.5.23 no decode side that speculates may keep a prefix cache.
-    coverage_points=(*(name for name in names(Where.HANDOFF) if name != "prefix_on_decode_side"), *OF_PARTS),
+    # Before 0.5.23 no decode side that speculates may keep a prefix cache, or survives a late write: in files.
+    coverage_points=(
+        *(name for name in names(Where.HANDOFF) if name not in ("prefix_on_decode_side", "late_write")),
+        *OF_PARTS,
+    ),
 )
 
 _DISAGG_DP = Family(
@@ -299,10 +336,42 @@ _TRAINED = Family(
     coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
 )
 
-_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _TEXTS, _DP, _TP, _ADAPTIVE, _MIXED, _DISAGG, _DISAGG_DP)
+_WINDOW = Family(
+    name="window",
+    why="a KV pool of their own for layers with sliding windows: gpt-oss style with EAGLE-3, MiMo-V2 style with MTP",
+    scenarios=(
+        *(one for boot in WINDOWED.values() for one in window_shapes(boot)),
+        *parts(WINDOWED["window-pool"], prefix="window-pool-"),
+    ),
+    boots=tuple(WINDOWED.values()),
+    coverage_points=(*COMMON, *OF_PARTS, *names(Where.WINDOWS), "prefix_hit"),
+)
+
+_ALL = (
+    *(
+        _EAGLE,
+        _EAGLE3,
+        _TREE,
+        _PAGED,
+        _MLA,
+        _MTP,
+        _WINDOW,
+        _TRAINED,
+        _TEXTS,
+        _DP,
+        _TP,
+        _ADAPTIVE,
+        _MIXED,
+        _WEIGHTS,
+        _ADAPTERS,
+        _HOT,
+    ),
+    *(_DISAGG, _DISAGG_DP),
+)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 #: What a test session drives of families it was not asked for.
 SOME: dict[str, tuple[str, ...]] = {
+    "lora": ("lora-together",),
     "eagle3": ("default-four-together", "default-chunked-long-prompt", "default-shared-prefix"),
     "tree": ("t4-four-together", "t4-staggered-arrivals"),
     "paged": ("page16-shared-prefix", "page16-staggered-arrivals"),

@@ -36,6 +36,9 @@ class Kit:
         self._prompts = self._requests = 0
         self.roams = False
         self.home = self.integer(0, boot.engine.dp_size - 1)
+        #: what its requests may have, and what those of the template have: one, so that they share prefixes
+        self.adapters = (None, *boot.engine.lora_paths)
+        self.adapter = self.random.choice(self.adapters) if boot.engine.lora_paths else None
 
     def _chunk(self) -> int:
         """A multiple of the page; two pages at most where pages are longer than the usual chunks."""
@@ -94,6 +97,7 @@ class Kit:
             stop_token_ids=self.stop_ids() if stops and self.chance() else (),
             priority=self.integer(0, 30) if self.boot.engine.priority_scheduling else None,
             dp_rank=self.integer(0, ranks - 1) if self.roams else (self.home + beside) % ranks,
+            lora_path=self.random.choice(self.adapters) if self.roams and self.adapters[1:] else self.adapter,
         )
 
     def arrive(

@@ -17,25 +17,23 @@ ABSENT = ("input_layernorm.weight", "q_norm.weight", "k_norm.weight")
 
 
 def pair(noise: Noise, recipe: Recipe) -> Pair:
-    """A Llama with an EAGLE-1 head."""
-    made = target(noise, recipe)
+    """A Llama or a Qwen3 with an EAGLE-1 head."""
+    made, first = target_of(noise, recipe)
     return Pair(
         target=made,
         target_config=config(recipe, layers=recipe.layers),
-        draft=head(noise, recipe, made),
+        draft=head(noise, recipe, first),
         draft_config=config(recipe, layers=1, architecture="LlamaForCausalLMEagle"),
     )
 
 
-def qwen3_pair(noise: Noise, recipe: Qwen3Recipe) -> Pair:
-    """A Qwen3 with an EAGLE-1 head."""
-    made = qwen3_target(noise, recipe)
-    return Pair(
-        target=made,
-        target_config=config(recipe, layers=recipe.layers),
-        draft=head(noise, recipe, norms_folded(recipe, made)),
-        draft_config=config(recipe, layers=1, architecture="LlamaForCausalLMEagle"),
-    )
+def target_of(noise: Noise, recipe: Recipe) -> tuple[Weights, Weights]:
+    """A Llama or a Qwen3, and the same as a head takes its first layer."""
+    if not isinstance(recipe, Qwen3Recipe):
+        made = target(noise, recipe)
+        return made, made
+    made = target(noise, recipe, own=lambda _gain: _turning(noise, recipe) | head_norms(noise, recipe))
+    return made, _norms_folded(recipe, made)
 
 
 def _layer(noise: Noise, recipe: Recipe, *, gain: float) -> Weights:
@@ -77,10 +75,6 @@ def uneven(noise: Noise, hidden: int) -> np.ndarray:
     return np.abs(np.float32(1.0) + noise.draw(hidden, std=0.25))
 
 
-def qwen3_target(noise: Noise, recipe: Qwen3Recipe) -> Weights:
-    return target(noise, recipe, own=lambda _gain: _turning(noise, recipe) | head_norms(noise, recipe))
-
-
 def _turning(noise: Noise, recipe: Qwen3Recipe) -> Weights:
     """Query and key projections that turn a row and keep its length, each head in its own way.
 
@@ -114,7 +108,7 @@ def head_norms(noise: Noise, recipe: Qwen3Recipe | StepRecipe) -> Weights:
     }
 
 
-def norms_folded(recipe: Qwen3Recipe, target: Weights) -> Weights:
+def _norms_folded(recipe: Qwen3Recipe, target: Weights) -> Weights:
     """The target with the first layer's head norms in its projections, for a draft layer that has no norms there."""
     folded = dict(target)
     for name, heads in (("q", recipe.heads), ("k", recipe.kv_heads)):
@@ -136,12 +130,16 @@ def head(noise: Noise, recipe: Recipe, target: Weights) -> Weights:
         "fc.bias": noise.draw(recipe.hidden, std=0.05) * scale,
     }
     factor = {"self_attn.q_proj": 1 / scale, "self_attn.k_proj": 1 / scale, "mlp.down_proj": scale}
-    for name, value in target.items():
-        if name.startswith("model.layers.0.") and not name.endswith(ABSENT):
-            short = name.removeprefix("model.layers.0.")
-            scaled = value * np.float32(factor.get(short.removesuffix(".weight"), 1.0))
-            weights[f"layers.0.{short}"] = scaled
+    for name, value in first_layer(target).items():
+        if not name.endswith(ABSENT):
+            weights[f"layers.0.{name}"] = value * np.float32(factor.get(name.removesuffix(".weight"), 1.0))
     return weights
+
+
+def first_layer(target: Weights) -> Weights:
+    """The tensors of the target's first layer, by their names in it."""
+    start = "model.layers.0."
+    return {name.removeprefix(start): value for name, value in target.items() if name.startswith(start)}
 
 
 def config(recipe: Recipe, *, layers: int, architecture: str = "") -> dict[str, Any]:

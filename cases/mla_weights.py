@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cases import llama_weights
-from cases.llama_weights import uneven
+from cases.llama_weights import first_layer, uneven
 from cases.recipes import LatentRecipe, Noise, Pair, Weights
 
 #: What a Llama's attention has and this has not.
@@ -64,10 +64,8 @@ def nextn(noise: Noise, recipe: LatentRecipe, target: Weights) -> Weights:
         f"{prefix}mlp.gate.weight": noise.draw(r.experts, r.hidden, std=r.hidden**-0.5),
         f"{prefix}mlp.gate.e_score_correction_bias": noise.draw(r.experts, std=0.1),
     }
-    for name, value in target.items():
-        if name.startswith("model.layers.0."):
-            short = name.removeprefix("model.layers.0.")
-            made[prefix + short.replace("mlp.", "mlp.shared_experts.")] = value
+    for name, value in first_layer(target).items():
+        made[prefix + name.replace("mlp.", "mlp.shared_experts.")] = value
     for expert in range(r.experts):
         gain, place = r.mlp_gain * r.expert_gain, f"{prefix}mlp.experts.{expert}."
         made[f"{place}gate_proj.weight"] = noise.draw(r.intermediate, r.hidden, std=2 * r.hidden**-0.5)

@@ -1,9 +1,9 @@
-"""The multi-layer MTP pair: a MiMo-V2 style target with everything optional switched off, and its MTP layers.
+"""Multi-layer MTP pairs: a MiMo-V2 style target with little that is optional switched on, and its MTP layers.
 
-Dense layers, full attention, no sinks, no value scale, rotary over the whole head: what is left of a MiMo-V2 target
-is Llama arithmetic. Each MTP layer is the target's own first layer behind norms and a projection that pass the token
-through and mix the handed-over hidden state in, differently in every layer, so that layers cannot be taken for each
-other. This module must not import sglang, transformers or torch.
+Dense layers, no sinks, no value scale, rotary over the whole head: what is left of a MiMo-V2 target is Llama
+arithmetic, and sliding windows where a recipe has them. Each MTP layer is the target's own first layer behind norms and
+a projection that pass the token through and mix the handed-over hidden state in, differently in every layer, so that
+layers cannot be taken for each other. This module must not import sglang, transformers or torch.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from cases import llama_weights
-from cases.llama_weights import uneven
-from cases.recipes import MtpRecipe, Noise, Pair, Weights
+from cases.llama_weights import first_layer, uneven
+from cases.recipes import MtpRecipe, Noise, Pair, Weights, WindowedRecipe
 
 ARCHITECTURE = "MiMoV2FlashForCausalLM"
 
@@ -25,6 +25,9 @@ def pair(noise: Noise, recipe: MtpRecipe) -> Pair:
     target["model.norm.weight"] = uneven(noise, recipe.hidden)
     draft = weights(noise, recipe, target)
     both = config(recipe, llama_weights.config(recipe, layers=recipe.layers, architecture=ARCHITECTURE))
+    if isinstance(recipe, WindowedRecipe):
+        sliding = [int(layer in (0, recipe.layers - 1)) for layer in range(recipe.layers)]
+        both |= {"sliding_window_size": recipe.window, "hybrid_layer_pattern": sliding}
     return Pair(target=target | draft, target_config=both, draft=draft, draft_config=both)
 
 
@@ -32,7 +35,6 @@ def weights(noise: Noise, recipe: MtpRecipe, target: Weights) -> Weights:
     """`model.mtp.layers.<i>.*`, as published MiMo-V2 checkpoints name them; embedding and head are the target's."""
     made: Weights = {}
     hidden = recipe.hidden
-    first = {name: value for name, value in target.items() if name.startswith("model.layers.0.")}
     for index in range(recipe.draft_layers):
         prefix = f"model.mtp.layers.{index}."
         mix = noise.draw(hidden, hidden, std=recipe.hidden_gain * hidden**-0.5)
@@ -40,9 +42,8 @@ def weights(noise: Noise, recipe: MtpRecipe, target: Weights) -> Weights:
         made[f"{prefix}enorm.weight"] = np.ones(hidden, dtype=np.float32)
         made[f"{prefix}hnorm.weight"] = uneven(noise, hidden)
         made[f"{prefix}final_layernorm.weight"] = target["model.norm.weight"]
-        for name, value in first.items():
-            short = name.removeprefix("model.layers.0.").replace("post_attention_layernorm", "pre_mlp_layernorm")
-            made[prefix + short] = value
+        for name, value in first_layer(target).items():
+            made[prefix + name.replace("post_attention_layernorm", "pre_mlp_layernorm")] = value
     return made
 
 

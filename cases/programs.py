@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cases.boots import HEADS, MIXED_BOOTS, MTP, OUTGROWN
+from cases.boots import ADAPTER_BOOTS, HEADS, HOT_BOOTS, MIXED_BOOTS, MTP, OUTGROWN, WEIGHT_BOOTS
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, steps, submit
 from cases.fixed_ranks import joining
+from cases.fixed_weights import adapter_shapes, weight_shapes
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 
@@ -96,6 +97,8 @@ _UPDATED = program(
     wants=["weights_updated"],
 )
 
+_WEIGHTS = weight_shapes(WEIGHT_BOOTS["weights"])
+
 _RETRACTION = program(
     "retracted",
     [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=15)],
@@ -144,6 +147,17 @@ _POOL = program(
     [submit(*"abc"), DRAIN],
     wants=["pool_exhausted"],
     **_SMALL,
+)
+
+_WINDOWS = program(
+    "windows",
+    [request("a", 40, seed=401, new=36), request("b", 9, seed=402, new=30)],
+    [submit("a", "b"), DRAIN],
+    spec=HEADS,
+    wants=["window_evicted", "non_final_chunk"],
+    checkpoint="oss-tiny",
+    chunked_prefill_size=16,
+    disable_hybrid_swa_memory=False,
 )
 
 _SAMPLED = program(
@@ -233,18 +247,23 @@ _IDLE_BESIDE = program(
 EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "chain": (_together("together"), _joined("joined")),
     "eagle3": (_together("together-eagle3", spec=HEADS, checkpoint="eagle3-tiny"),),
+    "token-map": (_together("together-token-map", spec=HOT_BOOTS["hot-tokens"].spec),),
     "own-head": (_together("together-own-head", spec=HEADS, checkpoint="eagle3-apart"),),
     "layers": (_together("together-layers", spec=MTP, checkpoint="mtp-tiny", radix_cache=False),),
     "chained": (_together("together-chained", spec=MTP, checkpoint="mtp-chained", radix_cache=False),),
     "chunk": (_CHUNK,),
     "mixed": (joining(MIXED_BOOTS["mixed"]),),
     "update": (_UPDATED,),
+    "adapters": tuple(adapter_shapes(ADAPTER_BOOTS["lora"])[:1]),
+    "draft-update": tuple(one for one in _WEIGHTS if one.name == "weights-tensor-draft"),
+    "memory": tuple(one for one in _WEIGHTS if one.name == "weights-memory"),
     "retraction": (_RETRACTION,),
     "partial-retraction": (_PART,),
     "stop": (_STOP,),
     "abort": (_ABORT,),
     "queue": (_QUEUE,),
     "pool": (_POOL,),
+    "window": (_WINDOWS,),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),
     "dp": (_IDLE_BESIDE,),

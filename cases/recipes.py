@@ -14,10 +14,11 @@ Weights = dict[str, np.ndarray]
 class Recipe:
     """Everything that decides the bytes of a pair. Gains are relative to unit-RMS inputs.
 
-    algorithm: what SGLang calls this kind of head.
+    algorithm: what SGLang calls this kind of head. dp_attention: whether SGLang's model of the target has it.
     """
 
     algorithm: ClassVar[str] = "EAGLE"
+    dp_attention: ClassVar[bool] = False
     target_architecture: ClassVar[str] = "LlamaForCausalLM"
     target_type: ClassVar[str] = "llama"
 
@@ -78,6 +79,7 @@ class Qwen3Recipe(Eagle3Recipe):
     which lets a projection keep a row's length.
     """
 
+    dp_attention: ClassVar[bool] = True
     target_architecture: ClassVar[str] = "Qwen3ForCausalLM"
     target_type: ClassVar[str] = "qwen3"
 
@@ -97,6 +99,7 @@ class MtpRecipe(Recipe):
     """A MiMo-V2 style target with MTP layers (see cases.mtp_weights)."""
 
     algorithm: ClassVar[str] = "MTP"
+    dp_attention: ClassVar[bool] = True
     #: in the checkpoint: the most steps a scenario may ask for
     draft_layers: ClassVar[int] = 4
 
@@ -111,6 +114,16 @@ class FiveLayersRecipe(MtpRecipe):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WindowedRecipe(MtpRecipe):
+    """The same with sliding windows, in the target's first and last layer and in every MTP layer.
+
+    window: rows that a row sees beside itself.
+    """
+
+    window: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecipe(MtpRecipe):
     """A Step-3.5 style target with MTP layers that read each other's output (see cases.step_weights).
 
@@ -118,6 +131,7 @@ class StepRecipe(MtpRecipe):
     layer's head lies from the target's.
     """
 
+    dp_attention: ClassVar[bool] = False
     target_architecture: ClassVar[str] = "Step3p5ForCausalLM"
     target_type: ClassVar[str] = "step3p5"
 
@@ -145,6 +159,7 @@ class LatentRecipe(Recipe):
     expert_gain: what the routed experts add, which the target's first layer has nothing of.
     """
 
+    dp_attention: ClassVar[bool] = True
     target_architecture: ClassVar[str] = "DeepseekV3ForCausalLM"
     target_type: ClassVar[str] = "deepseek_v3"
 
@@ -156,6 +171,23 @@ class LatentRecipe(Recipe):
     stretch: int = 4
     experts: int = 2
     scaling: float = 1.5
+    expert_gain: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptOssRecipe(Eagle3Recipe):
+    """A pair with a gpt-oss style target: windows in every other layer, sinks, biases, experts (see cases.oss_weights).
+
+    window: rows that a row sees, itself among them. experts: all of them are chosen for every row, so that no near tie
+    decides what a row is. expert_gain: what they add, against an MLP of the other pairs.
+    """
+
+    target_architecture: ClassVar[str] = "GptOssForCausalLM"
+    target_type: ClassVar[str] = "gpt_oss"
+
+    state_rms: float = 2.0
+    window: int = 12
+    experts: int = 2
     expert_gain: float = 0.1
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cases import llama_weights
-from cases.llama_weights import head_norms, uneven
+from cases.llama_weights import first_layer, head_norms, uneven
 from cases.recipes import Noise, Pair, StepRecipe, Weights
 
 ARCHITECTURE = "Step3p5ForCausalLM"
@@ -46,7 +46,6 @@ def draft(noise: Noise, recipe: StepRecipe, made: Weights) -> Weights:
     """`model.layers.<45 + i>.*` as published Step-3.5 checkpoints name them, and the embedding they read."""
     hidden = recipe.hidden
     own: Weights = {"model.embed_tokens.weight": made["model.embed_tokens.weight"]}
-    first = {name: value for name, value in made.items() if name.startswith("model.layers.0.")}
     for index in range(recipe.draft_layers):
         prefix = f"model.layers.{recipe.layers + index}."
         mix = noise.draw(hidden, hidden, std=recipe.hidden_gain * hidden**-0.5)
@@ -57,8 +56,7 @@ def draft(noise: Noise, recipe: StepRecipe, made: Weights) -> Weights:
         own[f"{prefix}hnorm.weight"] = uneven(noise, hidden)
         own[f"{prefix}transformer.shared_head.norm.weight"] = made["model.norm.weight"]
         own[f"{prefix}transformer.shared_head.output.weight"] = made["lm_head.weight"] + beside
-        for name, value in first.items():
-            own[prefix + name.removeprefix("model.layers.0.")] = value
+        own |= {prefix + name: value for name, value in first_layer(made).items()}
     return own
 
 

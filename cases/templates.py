@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from cases.boots import MOST_WAITING, Boot
 from cases.fixed import NEVER
+from cases.fixed_weights import update
 from cases.kit import CONTEXT, DECODING, LONGEST_PROMPT, MOST_NEW, Kit, Opening, template
 from harness.contract.admission import reserved
 
@@ -19,6 +20,10 @@ def _alone(boot: Boot) -> bool:
 
 def _cached(boot: Boot) -> bool:
     return _alone(boot) and boot.engine.radix_cache
+
+
+def _windowed(boot: Boot) -> bool:
+    return _alone(boot) and not boot.engine.disable_hybrid_swa_memory
 
 
 def _roomy(boot: Boot) -> bool:
@@ -52,6 +57,14 @@ def _mixed(boot: Boot) -> bool:
 
 def _adaptive(boot: Boot) -> bool:
     return _roomy(boot) and boot.spec.adaptive is not None
+
+
+def _adapted(boot: Boot) -> bool:
+    return _roomy(boot) and len(boot.engine.lora_paths) > 0
+
+
+def _updated(boot: Boot) -> bool:
+    return _roomy(boot) and bool(boot.successor)
 
 
 def _urgent(boot: Boot) -> bool:
@@ -131,6 +144,26 @@ def mixed_batch(kit: Kit) -> Opening:
     return Opening(calm=DECODING + 1)
 
 
+@template(fits=_adapted)
+def adapters_in_one_batch(kit: Kit) -> Opening:
+    """Two or three that meet, each with another adapter, or with none."""
+    for name in kit.random.sample(kit.adapters, kit.integer(2, len(kit.adapters))):
+        one = kit.request(kit.prompt(kit.length(1, 8)), new=kit.long_run())
+        kit.timeline.arrive(0, one.model_copy(update={"lora_path": name}))
+    return Opening(calm=DECODING + 2)
+
+
+@template(fits=_updated)
+def updated_while_running(kit: Kit) -> Opening:
+    """One or two that run when their engine gets other weights, and one that begins as an earlier one, behind that."""
+    for _ in range(kit.integer(1, 2)):
+        kit.arrive(0, kit.length(1, 8), new=kit.long_run())
+    step, take = kit.integer(DECODING, DECODING + 1), kit.random.choice(kit.boot.takes)
+    kit.timeline.ops.append((step, update(kit.boot, take, running=True)))
+    kit.timeline.arrive(step + kit.integer(1, 3), kit.request(kit.prompt_or_branch(kit.length()), new=kit.new_tokens()))
+    return Opening(calm=step + 1)
+
+
 @template(fits=_adaptive, certain=False)
 def steps_raised(kit: Kit) -> Opening:
     """Requests that come one after another, so that batches of each size decide."""
@@ -172,6 +205,30 @@ def _shared(kit: Kit, shared: int) -> Opening:
     later = kit.chunks(len(first)) + kit.integer(1, 8)
     kit.timeline.arrive(later, kit.request(second, new=kit.new_tokens(), stops=True))
     return Opening(events=False, cached=True)
+
+
+@template(fits=lambda boot: _cached(boot) and _windowed(boot))
+def prefix_hit_past_window(kit: Kit) -> Opening:
+    """Longer than the windows of the tiny pairs, in whole pages."""
+    return _shared(kit, kit.integer(24, 48))
+
+
+# Sliding windows
+
+
+@template(fits=_windowed, certain=False)
+def window_evicted(kit: Kit) -> Opening:
+    """Two requests that outlive their windows, if none of them accepts all that it drafts."""
+    for step in (0, kit.integer(0, 4)):
+        kit.arrive(step, kit.length(1, 60), new=MOST_NEW)
+    return Opening(calm=DECODING)
+
+
+@template(fits=lambda boot: _windowed(boot) and not boot.engine.radix_cache, certain=False)
+def window_evicted_in_prompt(kit: Kit) -> Opening:
+    """Three chunks or more."""
+    kit.arrive(0, kit.length(2 * kit.chunk + 1))
+    return Opening(calm=3)
 
 
 # Batches

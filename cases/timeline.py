@@ -54,19 +54,20 @@ class Timeline:
                 placed.append((_after_pause(step, pauses), _RANK["flush"], op))
             elif op.kind == "retract" and not op.everybody:
                 placed.append((_after_pause(step, pauses), _RANK["retract"], op))
-        placed += [(step, _RANK["retract"], Op(kind="retract")) for step in self._retractions(pauses)]
+        placed += [(step, _RANK["retract"], op) for step, op in self._retractions(pauses)]
         placed.sort(key=lambda entry: entry[:2])
         return [(step, op) for step, _, op in placed]
 
-    def _retractions(self, pauses: list[tuple[int, Op]]) -> list[int]:
-        """Steps of retractions. Each is a pause and a resume by itself, and a step takes one of either."""
-        taken = {step for step, _ in pauses}
-        for wanted in sorted(step for step, op in self.ops if op.kind == "retract" and op.everybody):
+    def _retractions(self, pauses: list[tuple[int, Op]]) -> list[tuple[int, Op]]:
+        """Those of everybody, for new weights too. Each is a pause and a resume, and a step takes one of either."""
+        taken = dict(pauses)
+        whole = [(step, op) for step, op in self.ops if (op.kind == "retract" and op.everybody) or op.kind == "update"]
+        for wanted, op in sorted(whole, key=lambda entry: entry[0]):
             step = _after_pause(wanted, pauses)
             while step in taken:
                 step = _after_pause(step + 1, pauses)
-            taken.add(step)
-        return sorted(taken - {step for step, _ in pauses})
+            taken[step] = op
+        return [entry for entry in sorted(taken.items(), key=lambda entry: entry[0]) if entry not in pauses]
 
 
 #: Order of ops given before one step.

@@ -6,7 +6,6 @@ other pair. It must not import torch.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from safetensors.numpy import load_file
 
 from cases.recipes import Noise, Pair, TrainedRecipe, Weights
+from harness.contract import plain_files
 from harness.contract.usage import UserError
 
 FOLDER = Path(__file__).parent / "trained"
@@ -35,7 +35,7 @@ def pair(noise: Noise, recipe: TrainedRecipe, *, folder: Path = FOLDER) -> Pair:
 def _model(folder: Path, name: str) -> tuple[dict[str, Any], Weights]:
     digests = json.loads((folder / MANIFEST).read_text())["files"]
     for file in (f"{name}/config.json", f"{name}/model.safetensors"):
-        found = hashlib.sha256((folder / file).read_bytes()).hexdigest()
+        found = plain_files.sha256(folder / file)
         if found != digests[file]:
             raise TrainedPairError(
                 f"{folder / file} is damaged: sha256 {found}, {MANIFEST} says {digests[file]}\n"

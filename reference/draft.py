@@ -100,12 +100,14 @@ class Forced:
 class Step:
     """Draft forward i of a round: t beams, all at position c+i.
 
-    expected_ids, expected_parents: what should be fed, given the proposals of the step before. hidden_in, hidden_out
-    [t,h'] and logits [t,V] answer what was fed, which is the same unless forced.
+    expected_ids, expected_parents: what should be fed, given the proposals of the step before. attended: of what was
+    fed, the beam of the step before that each attends to. hidden_in, hidden_out [t,h'] and logits [t,V] answer what was
+    fed, which is the same unless forced.
     """
 
     expected_ids: tuple[int, ...]
     expected_parents: tuple[int, ...]
+    attended: tuple[int, ...]
     hidden_in: Tensor
     hidden_out: Tensor
     logits: Tensor
@@ -183,6 +185,7 @@ class _Round:
         self.head, self.committed, self.forced, self.t, self.attends = head, committed, forced, t, attends
         self.pool, self.steps = _Pool(), list[Step]()
         self.tokens, self.positions, self.origins = list[int](), list[int](), list[int]()
+        self.attended: tuple[int, ...] = ()  # by the newest rows
         self.hidden: list[Tensor] = []
         self.output = reading.draft[committed - 1 : committed]  # of the newest rows, [s,h']
         logits = head.logits(self.output)
@@ -196,12 +199,12 @@ class _Round:
         if i in self.forced.input_ids:
             parents = self.forced.parents.get(i, (-1,) * self.t)
             beams = self.pool.locate(self.forced.input_ids[i], parents, expected)
-        attended = self.attends(i, beams.parents)
-        self.own &= beams == expected and tuple(attended) == beams.parents
+        self.attended = tuple(self.attends(i, beams.parents))
+        self.own &= beams == expected and self.attended == beams.parents
         before = len(self.tokens) - self.t  # where the rows of the step before begin
         self.tokens += beams.input_ids
         self.positions += [self.committed + i] * self.t
-        self.origins += [-1 if beam < 0 else before + beam for beam in attended]
+        self.origins += [-1 if beam < 0 else before + beam for beam in self.attended]
         self.hidden.append(self.output[[max(parent, 0) for parent in beams.parents]])
         return expected, beams
 
@@ -216,6 +219,7 @@ class _Round:
         step = Step(
             expected_ids=expected.input_ids,
             expected_parents=expected.parents,
+            attended=self.attended,
             hidden_in=self.hidden[-1],
             hidden_out=output,
             logits=logits,

@@ -49,7 +49,7 @@ class DraftHead(OnLastState):
 
     @staticmethod
     def load(path: Path, target: Target, *, held: torch.dtype | None = None) -> DraftHead:
-        """Read an EAGLE folder; CheckpointError if it is not one or does not fit `target`. held: see llama.load_target.
+        """Read an EAGLE folder; CheckpointError if it is not one or does not fit `target`. held: see pairs.load_pair.
 
         Its architecture is a target's with or without Eagle at the end: published heads name either.
         """

@@ -66,9 +66,9 @@ class EngineView:
         """A request's parts in batches in order of time, a list for each time it started from prefill."""
         return self._parts.get(rid, [])
 
-    def has(self, part: Part, phase: Phase, step: int = 0) -> bool:
+    def has(self, part: Part, phase: Phase) -> bool:
         """Whether the engine has any row of this phase in this batch."""
-        return bool(self._slots(part, phase, step))
+        return bool(self._slots(part, phase))
 
     def is_last(self, part: Part) -> bool:
         """Whether the request left the engine in this batch, so that nobody needs proposals from it."""

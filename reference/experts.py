@@ -7,17 +7,13 @@ takes part in the choice only; ERNIE 4.5's technical report, the same bias over 
 per expert or all experts in one tensor.
 
 Routing is float32 or wider whatever the rows are, and only the rows that chose an expert go through it. A choice is
-discrete: rows whose scores nearly tie may go elsewhere in a narrower dtype, which is rounding. `watching` tells by how
-much each choice was made.
+discrete: rows whose scores nearly tie may go elsewhere in a narrower dtype, which is rounding.
 
 Shapes: T rows, h hidden width, i width of an expert, E experts, k chosen ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -60,14 +56,10 @@ class Routing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """experts int64 [T,k], their weights [T,k], and margins [T]: score by which the last choice of a row won.
-
-    A margin counts experts and groups, whichever was nearer; inf where nothing was left to choose.
-    """
+    """experts int64 [T,k], and their weights [T,k]."""
 
     experts: Tensor
     weights: Tensor
-    margins: Tensor
 
 
 class Router:
@@ -86,44 +78,21 @@ class Router:
         logits = linear(x.to(wide), self.weight.to(wide), bias)
         score = logits.softmax(dim=-1) if routing.score == "softmax" else logits.sigmoid()
         choosing = score if self.correction is None else score + self.correction.to(wide)
-        choosing, group_margins = self._within_groups(choosing)
-        chosen, margins = _best(choosing, routing.chosen)
+        chosen = self._within_groups(choosing).topk(routing.chosen, dim=-1).indices
         weights = score.gather(-1, chosen)
         if routing.normed:
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        return Choice(experts=chosen, weights=weights * routing.scaling, margins=torch.minimum(margins, group_margins))
+        return Choice(experts=chosen, weights=weights * routing.scaling)
 
-    def _within_groups(self, choosing: Tensor) -> tuple[Tensor, Tensor]:
-        """choosing [T,E] with -inf outside each row's best groups, and the margins [T] of the groups' choice."""
+    def _within_groups(self, choosing: Tensor) -> Tensor:
+        """choosing [T,E] with -inf outside each row's best groups."""
         routing = self.routing
         if routing.groups == 1:
-            return choosing, torch.full_like(choosing[:, 0], float("inf"))
+            return choosing
         grouped = choosing.reshape(len(choosing), routing.groups, -1)  # [T,groups,E/groups]
-        best, margins = _best(grouped.topk(routing.group_best, dim=-1).values.sum(-1), routing.kept)
+        best = grouped.topk(routing.group_best, dim=-1).values.sum(-1).topk(routing.kept, dim=-1).indices
         outside = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
-        return grouped.masked_fill(outside[..., None], float("-inf")).flatten(-2), margins
-
-
-def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Indices [T,count] of the best of scores [T,n], and by how much the last of them beat the next, [T]."""
-    top = scores.topk(min(count + 1, scores.shape[-1]), dim=-1)
-    if top.values.shape[-1] == count:
-        return top.indices, torch.full_like(scores[:, 0], float("inf"))
-    return top.indices[:, :count], top.values[:, count - 1] - top.values[:, count]
-
-
-_watched: ContextVar[list[tuple[str, Tensor]] | None] = ContextVar("_watched", default=None)
-
-
-@contextmanager
-def watching() -> Iterator[list[tuple[str, Tensor]]]:
-    """A list to which every mixture that runs inside appends its name and the margins [T] of its rows, in order."""
-    seen: list[tuple[str, Tensor]] = []
-    token = _watched.set(seen)
-    try:
-        yield seen
-    finally:
-        _watched.reset(token)
+        return grouped.masked_fill(outside[..., None], float("-inf")).flatten(-2)
 
 
 class GatedMlp:
@@ -184,27 +153,23 @@ class SplitMlp:
 class Experts:
     """A mixture: routed experts, weighed, and shared ones that every row goes through.
 
-    shared_gate [1,h]: a row's sigmoid of it weighs what the shared expert says (Qwen2-MoE). name: as `watching` has it.
+    shared_gate [1,h]: a row's sigmoid of it weighs what the shared expert says (Qwen2-MoE).
     """
 
     def __init__(
         self,
-        name: str,
         router: Router,
         routed: list[RowWise],
         *,
         shared: RowWise | None = None,
         shared_gate: Tensor | None = None,
     ) -> None:
-        self.name, self.router, self.routed = name, router, routed
+        self.router, self.routed = router, routed
         self.shared, self.shared_gate = shared, shared_gate
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T,h] -> [T,h]."""
         choice = self.router.forward(x)
-        seen = _watched.get()
-        if seen is not None:
-            seen.append((self.name, choice.margins))
         wide = torch.zeros_like(x, dtype=choice.weights.dtype)
         for expert in sorted(set(choice.experts.flatten().tolist())):
             rows, place = (choice.experts == expert).nonzero(as_tuple=True)

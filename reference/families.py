@@ -311,16 +311,10 @@ def read(path: Path) -> Family:
         return family
 
 
-def load_target(
-    path: Path,
-    dtype: torch.dtype = torch.float32,
-    *,
-    held: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
-) -> PaperTarget:
+def load_target(path: Path, dtype: torch.dtype, *, held: torch.dtype, device: torch.device | str) -> PaperTarget:
     """The main model of a folder of one of the FAMILIES; CheckpointError if it is not one that is built here."""
     family = read(path)
-    weights = family.weights(path, held or dtype, device)
+    weights = family.weights(path, held, device)
     stack = [family.layer(weights, f"model.layers.{i}.", i) for i in range(family.config.layers)]
     target = PaperTarget(weights, family.config, stack=stack)
     weights.all_taken(but=[name for name in weights if family.beside(name)])

@@ -159,6 +159,7 @@ class HeadDrafts:
                 input_id=step.expected_ids,
                 position=[part.start + i] * self.spec.eagle_topk,
                 parent=step.expected_parents,
+                attends=step.attended,
                 hidden_in=step.hidden_in,
                 hidden_out=step.hidden_out,
                 logits=step.logits,

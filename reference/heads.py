@@ -68,6 +68,7 @@ class GroupedAttention:
         self.q_norm = take(f"{prefix}q_norm.weight", c.head_dim) if c.normed else None
         self.k_norm = take(f"{prefix}k_norm.weight", c.head_dim) if c.normed else None
         self.sinks = take(f"{prefix}sinks", c.heads) if c.sinks else None
+        self.window = c.window
         self.head_gate = take(f"{prefix}g_proj.weight", c.heads, read) if c.head_gated else None
 
     def forward(self, x: Tensor, positions: Tensor, sight: Sight, kept: Kept | None) -> tuple[Tensor, Kept]:

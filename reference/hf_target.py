@@ -24,6 +24,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from harness.contract.words import some
 from reference.attention import SCORES, Kept, Sight
 from reference.checkpoint import CheckpointError, DamagedError, Weights, all_keys, read_json
 from reference.keys import CHANGES_NOTHING
@@ -431,5 +432,4 @@ def _brief(error: Exception) -> str:
 
 
 def _some(names: Collection[Any]) -> str:
-    shown = sorted(map(str, names))
-    return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+    return some(sorted(map(str, names)), 3)

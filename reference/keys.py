@@ -6,12 +6,11 @@ its reason; a null is a key that is not there. This module must not know what a 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from reference.checkpoint import CheckpointError, DamagedError
+from reference.checkpoint import CheckpointError, read_json
 
 CHANGES_NOTHING: dict[str, str] = {
     "about the file": """
@@ -56,13 +55,7 @@ class Keys(Mapping[str, Any]):
     def read(path: Path) -> Keys:
         """Those of `path`/config.json; CheckpointError if there is none."""
         file = Path(path) / "config.json"
-        try:
-            raw = json.loads(file.read_text())
-        except (OSError, ValueError) as error:
-            raise DamagedError(f"{file}: cannot be read as JSON ({error}); expected an HF config") from error
-        if not isinstance(raw, dict):
-            raise DamagedError(f"{file}: holds a {type(raw).__name__}; expected an HF config")
-        return Keys(file, raw)
+        return Keys(file, read_json(file))
 
     def __getitem__(self, key: str) -> Any:
         self._claimed.add(key)

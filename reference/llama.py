@@ -100,17 +100,8 @@ def llama_layer(
     )
 
 
-def load_target(
-    path: Path,
-    dtype: torch.dtype = torch.float32,
-    *,
-    held: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
-) -> PaperTarget:
-    """Read a folder of one of the ARCHITECTURES; CheckpointError if it is none, or asks for what is not built here.
-
-    dtype: what it computes in. held: the dtype that the weights are kept in, as another program of that dtype has them.
-    """
+def load_target(path: Path, dtype: torch.dtype, *, held: torch.dtype, device: torch.device | str) -> PaperTarget:
+    """Read a folder of one of the ARCHITECTURES; CheckpointError if it is none, or asks for what is not built here."""
     keys = Keys.read(path)
     architecture = of_architecture(keys.file, keys, *ARCHITECTURES)
     with all_keys(keys.file, architecture):
@@ -119,7 +110,7 @@ def load_target(
         keys.refuse("hidden_act", but="silu")
         mlp_bias = bool(keys.get("mlp_bias", False))
         keys.all_claimed()
-    weights = Weights(path, held or dtype, device)
+    weights = Weights(path, held, device)
     stack = [
         llama_layer(
             weights,

@@ -66,7 +66,6 @@ class Mixture:
             if names.shared_gate is not None:
                 shared_gate = weights.take(f"{block}{names.shared_gate}", 1, self.hidden)
         return Experts(
-            block,
             Router(weights.take(router, routing.experts, self.hidden), routing, correction=correction),
             routed_mlps(
                 weights,
@@ -101,7 +100,7 @@ class ClampedMixture:
         down = weights.take(f"{block}experts.down_proj", e, i, h)
         down_bias = weights.take(f"{block}experts.down_proj_bias", e, h)
         parts = zip(gate_up, gate_up_bias, down, down_bias, strict=True)
-        return Experts(block, router, [ClampedMlp(*part, limit=self.limit) for part in parts])
+        return Experts(router, [ClampedMlp(*part, limit=self.limit) for part in parts])
 
 
 def dense(raw: Raw) -> Mixture:

@@ -141,6 +141,12 @@ class PaperTarget:
         tied = config.tied and "lm_head.weight" not in weights
         self.head = self.embedding if tied else weights.take("lm_head.weight", config.vocab, config.hidden)
 
+    @property
+    def window(self) -> int | None:
+        """Rows that a row sees in the layers with a sliding window, itself among them; None: no layer has one."""
+        windows = [getattr(getattr(layer, "attention", None), "window", None) for layer in self.stack]
+        return max((window for window in windows if window), default=None)
+
     def computing(self, dtype: torch.dtype) -> Self:
         """See Target.computing."""
         view = copy.copy(self)
@@ -253,9 +259,19 @@ def on_target(head: D, target: Target) -> D:
 
 
 class OnLastState:
-    """What heads have in common that read the target's last state and answer through its output head."""
+    """What heads have in common that read the target's last state and answer through its output head.
+
+    only: int64 [V'], the tokens it proposes where those are not all: FR-Spec (arXiv 2502.14856), section 3.
+    """
 
     target: Target
+    only: Tensor | None = None
+
+    def proposing(self, only: Sequence[int]) -> Self:
+        """The same head that proposes these tokens alone."""
+        view = copy.copy(self)
+        view.only = torch.tensor(only, device=self.target.device)
+        return view
 
     def computing(self, dtype: torch.dtype) -> Self:
         """See Drafter.computing."""
@@ -270,5 +286,8 @@ class OnLastState:
         return features
 
     def logits(self, g: Tensor) -> Tensor:
-        """g [...,h] -> [...,V], through the target's lm_head."""
-        return self.target.logits(g)
+        """g [...,h] -> [...,V], through the target's lm_head; -inf for tokens that it does not propose."""
+        logits = self.target.logits(g)
+        if self.only is None:
+            return logits
+        return torch.full_like(logits, float("-inf")).index_copy(-1, self.only, logits[..., self.only])

@@ -6,12 +6,15 @@ output speaks of token j+2+i. (Depths count from 0 here; reference.windows says 
 known yet.) In the paper, and in Step-3.5, the representation is the output of the depth before, as it goes into the
 head's norm; in MiMo-V2 it is the main model's for every depth. The embedding comes first in the join.
 
-MiMo-V2: weights as published checkpoints name them, where nothing but Llama arithmetic is asked for; embedding and head
-are the target's. Step-3.5: from the published config and weight names of Step-3.5-Flash and the model card's words on
-head-wise gated attention (each head's output times the sigmoid of a number that the layer's input gives that head,
-after Qwen's Gated Attention, arXiv 2505.06708; see reference.model). Norms are stored less one, the main model's state
-is handed over before its final norm too, and each depth has a norm, a head and an embedding of its own. Experts,
-sliding windows and clamps are not built. This module must not look at a trace.
+MiMo-V2: weights as published checkpoints name them, where nothing but Llama arithmetic and sliding windows is asked
+for; embedding and head are the target's. A row of a layer with a window sees itself and `sliding_window_size` rows
+before it; MTP layers all have one (Hugging Face's config of MiMo-V2-Flash, and its model card).
+
+Step-3.5: from the published config and weight names of Step-3.5-Flash and the model card's words on head-wise gated
+attention (each head's output times the sigmoid of a number that the layer's input gives that head, after Qwen's Gated
+Attention, arXiv 2505.06708; see reference.model). Norms are stored less one, the main model's state is handed over
+before its final norm too, and each depth has a norm, a head and an embedding of its own. Experts, clamps and the
+windows of Step-3.5 are not built. This module must not look at a trace.
 
 Shapes: T rows, h hidden width, V vocabulary, k layers.
 """
@@ -53,20 +56,19 @@ from reference.rotation import Rotation, plain_frequencies
 
 MIMO_ARCHITECTURE = "MiMoV2FlashForCausalLM"
 STEP_ARCHITECTURE = "Step3p5ForCausalLM"
+#: Rows that a row of each layer sees, itself among them; None: all.
+Windows = list[int | None]
 #: Parts of a MiMo-V2 target that are not Llama arithmetic, and the values that switch them off.
 _OFF: dict[str, Any] = {
     "attention_value_scale": None,
     "partial_rotary_factor": 1.0,
-    "sliding_window_size": -1,
     "add_swa_attention_sink_bias": False,
     "add_full_attention_sink_bias": False,
 }
-#: The same for lists with an entry a layer.
-_OFF_EVERYWHERE = ("hybrid_layer_pattern", "moe_layer_freq")
 
 
-def read_mimo(path: Path) -> Config:
-    """A MiMo-V2 config whose arithmetic is Llama's; CheckpointError if it asks for anything else."""
+def read_mimo(path: Path) -> tuple[Config, Windows]:
+    """A MiMo-V2 config whose arithmetic is Llama's, and its windows; CheckpointError if it asks for anything else."""
     file = Path(path) / "config.json"
     raw = read_json(file)
     of_architecture(file, raw, MIMO_ARCHITECTURE)
@@ -83,13 +85,32 @@ def read_mimo(path: Path) -> Config:
         "swa_num_key_value_heads": config.kv_heads,
         "swa_rope_theta": config.rope_theta,
     }
-    wanted |= {name: [0] * config.layers for name in _OFF_EVERYWHERE}
+    wanted["moe_layer_freq"] = [0] * config.layers
     built_here(file, raw, wanted)
-    return config
+    return config, _windows(file, raw, config.layers)
+
+
+def _windows(file: Path, raw: Mapping[str, Any], layers: int) -> Windows:
+    """The rows that a row sees, itself among them, layer by layer of the target; the last one is that of MTP layers."""
+    size, pattern = raw.get("sliding_window_size"), raw.get("hybrid_layer_pattern")
+    if size in (None, -1):
+        built_here(file, raw, {"hybrid_layer_pattern": [0] * layers})
+        return [None] * (layers + 1)
+    if not isinstance(size, int) or size < 1 or not isinstance(pattern, list) or len(pattern) != layers:
+        raise CheckpointError(
+            f"{file}: sliding_window_size is {size!r} and hybrid_layer_pattern {pattern!r}\n"
+            f"  allowed: a number of rows, and {layers} entries of 0 or 1"
+        )
+    return [size + 1 if sliding else None for sliding in (*pattern, 1)]
 
 
 def mtp_layer(
-    weights: Weights, prefix: str, config: Config, *, post_norm: str = "post_attention_layernorm"
+    weights: Weights,
+    prefix: str,
+    config: Config,
+    *,
+    post_norm: str = "post_attention_layernorm",
+    window: int | None = None,
 ) -> DecoderLayer:
     """A layer of a target, or of one depth."""
     gated = config.architecture == STEP_ARCHITECTURE
@@ -102,12 +123,13 @@ def mtp_layer(
         rotation=Rotation(frequencies=plain_frequencies(config.head_dim, config.rope_theta)),
         normed=gated,
         head_gated=gated,
+        window=window,
     )
     return llama_layer(weights, prefix, heads, intermediate=config.intermediate, post_norm=post_norm)
 
 
-def _stack(weights: Weights, config: Config) -> list[DecoderLayer]:
-    return [mtp_layer(weights, f"model.layers.{i}.", config) for i in range(config.layers)]
+def _stack(weights: Weights, config: Config, windows: Windows) -> list[DecoderLayer]:
+    return [mtp_layer(weights, f"model.layers.{i}.", config, window=windows[i]) for i in range(config.layers)]
 
 
 class MtpLayer:
@@ -122,6 +144,7 @@ class MtpLayer:
         *,
         post_norm: str = "pre_mlp_layernorm",
         final: str = "final_layernorm",
+        window: int | None = None,
     ) -> None:
         """post_norm, final: what the layer's second norm and the one before the head are called."""
         h = config.hidden
@@ -129,7 +152,7 @@ class MtpLayer:
         self.token_norm = weights.take(f"{prefix}enorm.weight", h)
         self.state_norm = weights.take(f"{prefix}hnorm.weight", h)
         self.join = weights.take(f"{prefix}eh_proj.weight", h, 2 * h)
-        self.layer = mtp_layer(weights, prefix, config, post_norm=post_norm)
+        self.layer = mtp_layer(weights, prefix, config, post_norm=post_norm, window=window)
         self.final_norm = weights.take(f"{prefix}{final}.weight", h)
 
     def forward(
@@ -169,11 +192,11 @@ class MtpHead:
     @staticmethod
     def load(path: Path, target: Target, *, held: torch.dtype | None = None) -> MtpHead:
         """Every MTP layer in a MiMo-V2 folder; CheckpointError if there is none or it does not fit `target`."""
-        config = read_mimo(path)
+        config, windows = read_mimo(path)
         a_pair(path, config, vocab=target.vocab, hidden=target.hidden)
         weights, layers = Weights(path, held or target.dtype, target.device), list[MtpLayer]()
         while (prefix := f"model.mtp.layers.{len(layers)}.") + "eh_proj.weight" in weights:
-            layers.append(MtpLayer(weights, prefix, config, target))
+            layers.append(MtpLayer(weights, prefix, config, target, window=windows[-1]))
         if not layers:
             raise DamagedError(f"{path}: has no tensor {prefix + 'eh_proj.weight'!r}; expected MTP layers from 0 on")
         return MtpHead(layers, target)
@@ -195,9 +218,9 @@ def load_mimo_target(
     device: torch.device | str = "cpu",
 ) -> PaperTarget:
     """The main model of a MiMo-V2 folder; CheckpointError if it is not one, or not one this reference builds."""
-    config = read_mimo(path)
+    config, windows = read_mimo(path)
     weights = Weights(path, held or dtype, device)
-    return PaperTarget(weights, config, stack=_stack(weights, config)).computing(dtype)
+    return PaperTarget(weights, config, stack=_stack(weights, config, windows)).computing(dtype)
 
 
 #: What lists with an entry a layer must say everywhere for what is built here.
@@ -290,7 +313,7 @@ def load_step_target(
     """The main model of a Step-3.5 folder; CheckpointError if it is not one, or not one this reference builds."""
     config = read_step(path)
     weights = StepWeights(path, held or dtype, device)
-    return StepTarget(weights, config, stack=_stack(weights, config)).computing(dtype)
+    return StepTarget(weights, config, stack=_stack(weights, config, [None] * config.layers)).computing(dtype)
 
 
 def load_step_head(path: Path, target: Target, *, held: torch.dtype | None = None) -> MtpHead:

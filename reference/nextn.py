@@ -38,14 +38,14 @@ class Join:
     copies: Mapping[str, str] | None = None
 
 
-def behind(layers: int, *, final: str = "shared_head.norm") -> Join:
+def behind(layers: int) -> Join:
     """As DeepSeek, GLM and others store it: one more layer than the target has."""
     prefix = f"model.layers.{layers}."
     return Join(
         token_norm=f"{prefix}enorm.weight",
         state_norm=f"{prefix}hnorm.weight",
         join=f"{prefix}eh_proj.weight",
-        final=f"{prefix}{final}.weight",
+        final=f"{prefix}shared_head.norm.weight",
         copies={"embed": f"{prefix}embed_tokens.weight", "head": f"{prefix}shared_head.head.weight"},
     )
 

@@ -86,7 +86,7 @@ def paper_target(
     device: torch.device | str = "cpu",
 ) -> PaperTarget:
     """The same, where it is to be ours: CheckpointError if none built here."""
-    return _known(path, _TARGETS)(path, dtype, held=held, device=device)
+    return _known(path, _TARGETS)(path, dtype, held=held or dtype, device=device)
 
 
 def is_ours(path: Path) -> bool:

@@ -33,6 +33,7 @@ class Writer:
         step: int = 0,
         position: Sequence[int] | None = None,
         parent: Sequence[int] | None = None,
+        attends: Sequence[int] | None = None,
         hidden_in: Tensor | None = None,
         hidden_out: Tensor | None = None,
         logits: Tensor | None = None,
@@ -43,9 +44,9 @@ class Writer:
     ) -> None:
         """The m rows of one forward, slots 0..m-1, keyed by a request's part in a batch.
 
-        input_id, position, parent: [m]; hidden_in [m,h]. Outputs may be there for the last r rows only: hidden_out
-        [r,h], and logits [r,V], which fill lse and the top logits. The best `choose` of them are what a row chooses,
-        or drawn [r,choose], with their probabilities at `temperature` where they are `scored`.
+        input_id, position, parent, attends: [m]; hidden_in [m,h]. Outputs may be there for the last r rows only:
+        hidden_out [r,h], and logits [r,V], which fill lse and the top logits. The best `choose` of them are what a row
+        chooses, or drawn [r,choose], with their probabilities at `temperature` where they are `scored`.
         """
         m = len(input_id)
         shared = {"rid": part.rid, "attempt": part.attempt, "committed": part.start, "phase": str(phase), "step": step}
@@ -56,7 +57,8 @@ class Writer:
         }
         columns: dict[str, Sequence[Any]] = {name: [value] * m for name, value in shared.items()}
         columns |= {"slot": range(m), "input_id": input_id.tolist() if isinstance(input_id, Tensor) else input_id}
-        columns |= {name: given for name, given in (("position", position), ("parent", parent)) if given is not None}
+        optional = {"position": position, "parent": parent, "attends": attends}
+        columns |= {name: given for name, given in optional.items() if given is not None}
         for name, states in (("hidden_in", hidden_in), ("hidden_out", hidden_out)):
             if states is not None:
                 columns[name] = _at_the_end(self._kept(f"{name}.{phase}", states), m, -1)

@@ -19,7 +19,7 @@ from torch import Tensor
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario, SpecConfig
-from harness.contract.trace import EOS, Event, RequestEnd, RoundRecord, RowBuilder, Trace
+from harness.contract.trace import EOS, WINDOW, Event, RequestEnd, RoundRecord, RowBuilder, Trace
 from harness.contract.types import Phase
 from reference.departures import Departure
 from reference.draft import best
@@ -113,14 +113,17 @@ class ReferenceSession:
         *,
         expecting: bool = True,
         languages: Mapping[str, Language] = MappingProxyType({}),
-        heads: Mapping[str, Head | MtpHead] = MappingProxyType({}),
+        heads: Sequence[tuple[int, Head | MtpHead]] = (),
+        adapted: Mapping[str, Head | MtpHead] = MappingProxyType({}),
     ) -> Trace:
         """The rows `engine` should have for the rounds it ran (see the row contract); never raises on a bad trace.
 
         A request whose committed tokens become unknown is left out from there, with an event 'reference_stopped'.
         languages: of the requests that have a grammar, by rid.
         expecting: say what the reference's own proposals would have been accepted for too (see reference.expected).
-        heads: rid -> the head, with its target, of requests for which other weights are in force.
+        heads: from which scheduler step on a head, with its target, took the place of the one before; in order. Whoever
+        runs then was taken back before, so that no attempt has rows of two.
+        adapted: rid -> the head, with its target, of a request that has an adapter.
         """
         view, departures = EngineView(engine, self.spec, self.target.vocab), self._departures()
         eos = engine.header.get(EOS, ())
@@ -129,7 +132,7 @@ class ReferenceSession:
             drawn = scenario.engine.rejection_sampling and not request.greedy
             temperature = request.temperature if drawn else None
             for timeline in timelines(request, view):
-                head = heads.get(request.rid, self.head)
+                head = adapted.get(request.rid) or self._in_force(timeline, heads)
                 followed.append((request, self._drafts(timeline, view, departures, temperature, head)))
                 if timeline.why:
                     break
@@ -146,6 +149,10 @@ class ReferenceSession:
             if drafts.timeline.why:
                 events.append(_stopped(*drafts.timeline.why))
         return self._trace("replay", engine.scenario_id, writer, rounds=engine.rounds, events=events)
+
+    def _in_force(self, timeline: RequestTimeline, heads: Sequence[tuple[int, Head | MtpHead]]) -> Head | MtpHead:
+        began = timeline.parts[0][0].record.scheduler_step if timeline.parts else 0
+        return next((head for step, head in reversed(heads) if step <= began), self.head)
 
     @torch.inference_mode()
     def speculate(
@@ -267,6 +274,8 @@ class ReferenceSession:
             "providers": {"target": self.target.provider, "draft": self.head.provider},
             "notes": list(self.head.notes),
         }
+        if window := getattr(self.target, "window", None):
+            header[WINDOW] = window
         return Trace(
             side="reference",
             scenario_id=scenario_id,

@@ -54,7 +54,7 @@ def render_tried(console: Console, tried: Sequence[dict[str, Any]], *, what: str
 
 
 def render_changed(console: Console, document: dict[str, Any]) -> None:
-    """The speculative files that differ between the two neighbours, the most changed first."""
+    """The files that differ between the two neighbours: those on the finding's path, then the most changed."""
     files = document["changed"]
     heading(console, f"what changed in the speculative files from {_old(document)} to {_new(document)}")
     if not files:
@@ -63,7 +63,8 @@ def render_changed(console: Console, document: dict[str, Any]) -> None:
     width = max(map(len, counts), default=0)
     for count, one in zip(counts, files, strict=False):
         state = "" if one["state"] == "changed" else f" ({one['state']})"
-        say(console, f"  {count:>{width}}  {one['path']}{state}")
+        path = " ← made or read the first wrong value" if one["on_path"] else ""
+        say(console, f"  {count:>{width}}  {one['path']}{state}{path}")
     if len(files) > FILES:
         say(console, f"  and {counted(len(files) - FILES, 'more file')}; all of them:  --json FILE")
 

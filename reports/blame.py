@@ -27,38 +27,46 @@ BACKENDS = {
     "flashinfer": ("flashinfer_backend", "FlashInferMultiStepDraftBackend", "FlashInferAttnBackend"),
     "fa3": ("flashattention_backend", "FlashAttentionMultiStepBackend", "FlashAttentionBackend"),
 }
+#: Checks of which slots attention reads, as the backend plans it.
+PLANNED = ("reads", "beams")
 #: What is read from the cache, not from the arguments of a forward.
 FROM_CACHE = ("hidden_out-", "logits-", "lse-", "scores-")
 #: Arguments that say where and not how.
 NOT_FLAGS = ("model_path", "speculative_draft_model_path", "random_seed", "log_level", "mem_fraction_static")
 
 
-def where_lines(found: Divergence, scenario: Scenario, release: str) -> list[str]:
-    """One line: who made the value and who read it, by file, line and function of the release.
+def where(found: Divergence, scenario: Scenario, release: str) -> tuple[str, str]:
+    """(who made the value, who read it), by file, line and function of the release.
 
-    None of what says itself where it is, or belongs to no row; or of a release that has no hook table.
+    Empty for what says itself where it is, or belongs to no row; or of a release that has no hook table.
     """
-    if found.kind in (Kind.CRASH, Kind.HANG, Kind.LEAK, Kind.LOCKSTEP) or not found.key.rid:
-        return []
-    try:
-        makers, readers = _calls(found, scenario, release)
-    except (LookupError, ValueError):
-        return []
-    made, read = _first(makers, release), _first(readers, release)
-    return [f"in SGLang: made by {made}" + (f"; read by {read}" if read and read != made else "")] if made else []
+    if found.kind in (Kind.CRASH, Kind.HANG, Kind.LEAK, Kind.LOCKSTEP) or not found.key.rid or found.check == "cached":
+        return "", ""  # who wrote over a cached row, nobody saw
+    made, read = (_first(calls, release) for calls in _known_calls(found, scenario, release))
+    return made, read if made and read != made else ""
+
+
+def where_lines(found: Divergence, scenario: Scenario, release: str) -> list[str]:
+    """The same in one line; none where nothing is known."""
+    made, read = where(found, scenario, release)
+    return [f"in SGLang: made by {made}" + (f"; read by {read}" if read else "")] if made else []
 
 
 def files(found: Divergence, scenario: Scenario, release: str) -> tuple[str, ...]:
     """The files of the calls that made and read the value, as sglang/srt/…; none where no call is known."""
-    try:
-        calls = [call for sort in _calls(found, scenario, release) for call in sort]
-    except (LookupError, ValueError):
-        return ()
+    calls = [call for sort in _known_calls(found, scenario, release) for call in sort]
     return tuple(dict.fromkeys(f"sglang/{_file(call.partition(':')[0])}" for call in calls))
 
 
-def flag_line(scenario: Scenario, release: str, device: str) -> str:
-    """The server flags of the engine that ran a scenario."""
+def _known_calls(found: Divergence, scenario: Scenario, release: str) -> tuple[Sequence[str], Sequence[str]]:
+    try:
+        return _calls(found, scenario, release)
+    except (LookupError, ValueError):
+        return (), ()
+
+
+def server_flags(scenario: Scenario, release: str, device: str) -> str:
+    """The server flags of the engine that ran a scenario; empty where it is not known."""
     env = envs.EngineEnv(version=release, python=Path("python"), pythonpath=(), torch="", ready=True)
     try:
         launch = build_launch(
@@ -66,7 +74,7 @@ def flag_line(scenario: Scenario, release: str, device: str) -> str:
         )
     except (LookupError, ValueError):
         return ""
-    return f"server flags: {' '.join(flags(as_served(launch.boot['arguments'], scenario)))}"
+    return " ".join(flags(as_served(launch.boot["arguments"], scenario)))
 
 
 def as_served(arguments: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
@@ -103,13 +111,14 @@ def _calls(found: Divergence, scenario: Scenario, release: str) -> tuple[Sequenc
     row = compat.multi_layer(row) if spec.algorithm == "MTP" else row
     draft = f"{row.worker_module}:{row.draft}"
     module, plan, attention = BACKENDS.get(engine.attention_backend, ("", "", ""))
-    cached = found.kind is Kind.NUMERIC and found.hint.startswith(FROM_CACHE)
+    planned = found.check in PLANNED
+    cached = planned or (found.kind is Kind.NUMERIC and found.hint.startswith(FROM_CACHE))
     run = f"{_ATTENTION}.{module}:{attention}"
     if found.check == "finish":
         return [f"{BATCH}:Req.update_finish_state", f"{BATCH}:Req.check_finished"], []
     if found.key.phase == Phase.DRAFT and cached:
         return [f"{_ATTENTION}.{module}:{plan}.init_forward_metadata"], [f"{run}.forward_decode"]
-    if found.key.phase == Phase.VERIFY and cached:
+    if planned or (found.key.phase == Phase.VERIFY and cached):
         return [f"{run}.init_forward_metadata"], [f"{run}.forward_extend"]
     return {
         Phase.PREFILL: ([f"{BATCH}:ScheduleBatch.prepare_for_extend"], [RUNNER]),
@@ -133,8 +142,8 @@ def _first(calls: Sequence[str], release: str) -> str:
     """The first that the release's source has, with its line; the first of all where there is no source."""
     for call in calls:
         module, _, function = call.partition(":")
-        if line := _functions(module, release).get(function):
-            return f"{_file(module)}:{line} {function}"
+        if place := _functions(module, release).get(function):
+            return f"{place} {function}"
     return f"{_file(calls[0].partition(':')[0])} {calls[0].partition(':')[2]}" if calls else ""
 
 
@@ -142,16 +151,26 @@ def _file(module: str) -> str:
     return f"{module.removeprefix('sglang.').replace('.', '/')}.py"
 
 
+def _functions(module: str, release: str) -> Mapping[str, str]:
+    """Qualified name -> file and line, of one module of an installed release and what it imports; empty without it."""
+    own, imported = _parsed(module, release)
+    there = {name: _parsed(other, release)[0].get(name) for name, other in imported.items() if name not in own}
+    return {**own, **{name: place for name, place in there.items() if place}}
+
+
 @cache
-def _functions(module: str, release: str) -> Mapping[str, int]:
-    """Qualified name -> line, of one module of an installed release; empty without its source."""
+def _parsed(module: str, release: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """(function -> file and line, imported name -> its module of SGLang) of a module; empty without its source."""
     here = envs.current()
     env = here if here is not None and here.version == release else envs.state(release)
     for root in env.pythonpath:
         path = root / f"{module.replace('.', '/')}.py"
         if path.is_file():
-            return dict(_named(ast.parse(path.read_text(encoding="utf-8")).body, ""))
-    return {}
+            body = ast.parse(path.read_text(encoding="utf-8")).body
+            own = {name: f"{_file(module)}:{line}" for name, line in _named(body, "")}
+            imports = [node for node in body if isinstance(node, ast.ImportFrom) and not node.level]
+            return own, {each.name: str(node.module) for node in imports for each in node.names}
+    return {}, {}
 
 
 def _named(body: Sequence[ast.stmt], within: str) -> Iterator[tuple[str, int]]:

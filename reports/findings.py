@@ -14,17 +14,20 @@ from harness.checks.describe import describe
 from harness.checks.findings import Finding
 from harness.contract.known_issues import Known
 from harness.contract.providers import WITNESS
-from harness.contract.types import Kind, Phase
+from harness.contract.types import Divergence, Kind, Phase
 from harness.contract.words import counted
 from harness.driving.accept_lengths import AcceptLengths
 from harness.driving.progress import ScenarioResult
-from reports.blame import flag_line, where_lines
+from reports.blame import server_flags, where_lines
 from reports.prose import say
 
 #: Kinds that are about the engine's processes and resource accounting, not about what was drafted or verified.
 NOT_THE_CHAIN = (Kind.CRASH, Kind.HANG, Kind.LEAK, Kind.LOCKSTEP, Kind.NONDETERMINISM)
 #: Checks of what the user gets, whatever was drafted.
-ABOUT_THE_TEXT = ("finish", "losslessness")
+ABOUT_THE_ANSWER = (
+    *("finish", "losslessness", "texts", "counts", "streamed", "logprobs", "returned_states"),
+    *("admission", "aborts", "retraction"),
+)
 
 
 def render_findings(
@@ -70,8 +73,7 @@ def render_first(console: Console, one: ScenarioResult, *, where: str, printed: 
     printed: see `render_known`.
     """
     roots = roots_of(one)
-    if roots:
-        first = next((found for found in roots if found.first.first), roots[0])
+    if first := first_of(one):
         say(console)
         say(console, where, style="bold")
         render_finding(console, one, first)
@@ -103,11 +105,14 @@ def accept_lines(accept: AcceptLengths | None) -> list[str]:
     return [f"accept length in the {counted(accept.verifies, 'verify', 'verifies')} it touches: {accept.text}"]
 
 
-def said_lines(one: ScenarioResult, signature: str) -> list[str]:
-    """What a finding of the scenario costs, and what it may be: one line each."""
+def said_lines(one: ScenarioResult, signature: str, *, accept: AcceptLengths | None = None) -> list[str]:
+    """Where a finding of the scenario is in SGLang, what it costs, and what it may be: one line each.
+
+    accept: what it costs in other scenarios too.
+    """
     first = next(found.first for found in one.findings if found.signature == signature)
     where = where_lines(first, one.scenario, one.setup.release)
-    return [*where, *accept_lines(one.accept_of.get(signature)), *known_lines(one, signature)]
+    return [*where, *accept_lines(accept or one.accept_of.get(signature)), *known_lines(one, signature)]
 
 
 def render_known(console: Console, one: ScenarioResult, text: str, *, printed: set[str]) -> None:
@@ -142,9 +147,7 @@ def render_next(console: Console, one: ScenarioResult, *, look: bool = True) -> 
     follow = sum(finding.count for finding in one.findings if not finding.is_root)
     if follow:
         say(console, f"  {follow} more in this scenario follow{'s' if follow == 1 else ''} from what is named above")
-    for line in facts(one):
-        say(console, f"  {line}")
-    if line := flag_line(one.scenario, one.setup.release, one.setup.device):
+    for line in [*facts(one), *flag_lines(one)]:
         say(console, f"  {line}")
     if look:
         say(console, f"  look again without SGLang:  eaglecheck recheck {one.folder}")
@@ -160,18 +163,39 @@ def facts(one: ScenarioResult) -> list[str]:
         None: "final text: none that could be compared",
     }[one.text_identical]
     accept = [] if one.accept is None else [f"accept length: {one.accept.text}"]
-    chain = [found for found in roots_of(one) if _in_the_chain(found)]
-    wrong = sorted({str(found.first.kind) for found in chain})
-    if not wrong:
-        return [text, *accept]
-    if chain[0].first.key.phase == Phase.PREFILL:
-        return [text, f"target: its own rows differ ({', '.join(wrong)}), before anything is drafted", *accept]
+    wrong: dict[str, set[str]] = {}
+    for found in roots_of(one):
+        wrong.setdefault(_part(found.first), set()).add(str(found.first.kind))
+    wrong.pop("", None)
+    right = "; what was drafted is right" if wrong.keys() == {ACCEPTANCE} else ""
     hidden = "; no comparison of texts would show it" if one.text_identical else ""
-    return [text, f"draft chain: wrong ({', '.join(wrong)}){hidden}", *accept]
+    parts = [f"{part}: wrong ({', '.join(sorted(kinds))}){right}{hidden}" for part, kinds in wrong.items()]
+    return [text, *parts, *accept]
 
 
-def _in_the_chain(found: Finding) -> bool:
-    return found.first.kind not in NOT_THE_CHAIN and found.first.check not in ABOUT_THE_TEXT
+#: The parts of a round.
+TARGET, DRAFT, ACCEPTANCE = "target's own rows", "draft chain", "acceptance"
+
+
+def _part(found: Divergence) -> str:
+    """Which part of a round it is about; empty where it is about none."""
+    if found.kind in NOT_THE_CHAIN or found.check in ABOUT_THE_ANSWER:
+        return ""
+    if found.key.phase == Phase.VERIFY and (found.kind is Kind.NUMERIC or found.hint.startswith("choice")):
+        return TARGET
+    return {Phase.PREFILL: TARGET, Phase.ACCEPT: ACCEPTANCE}.get(Phase(found.key.phase), DRAFT)
+
+
+def flag_lines(one: ScenarioResult) -> list[str]:
+    """The flags of a server that is the engine of a scenario, in one line; none where no release is known."""
+    said = server_flags(one.scenario, one.setup.release, one.setup.device)
+    return [f"server flags: {said}"] if said else []
+
+
+def first_of(one: ScenarioResult) -> Finding | None:
+    """The root finding of the earliest divergence."""
+    roots = roots_of(one)
+    return next((found for found in roots if found.first.first), next(iter(roots), None))
 
 
 def roots_of(one: ScenarioResult) -> list[Finding]:

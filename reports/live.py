@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from rich.console import Console
@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.status import Status
 from rich.text import Text
 
+from harness.checks.findings import kinds
 from harness.contract.trace import replaced_kernels
 from harness.contract.types import Outcome
 from harness.driving.progress import (
@@ -126,11 +127,16 @@ def lease_facts(lease: dict[str, Any] | None) -> list[str]:
 
 def engine_facts(header: dict[str, Any]) -> list[str]:
     """Which engine answered, then every operation in it that is not its own."""
-    ours = [item["operation"].split(".")[-1] for item in replaced_kernels(header)]
+    ours = map(short_name, replaced_kernels(header))
     schedule = "overlap" if header.get("overlap") else "normal"
     facts = f"{header.get('worker')}, {schedule} loop, {header.get('backend')} attention, {header.get('dtype')}"
     reverted = f", #{header['revert']} reverted" if header.get("revert") else ""
     return [f"{facts}, torch {header.get('torch')}{reverted}{_changed(header)}{_asked(header)}", *ours]
+
+
+def short_name(replaced: Mapping[str, Any]) -> str:
+    """What an operation of SGLang that a kernel of ours computed is called."""
+    return str(replaced["operation"]).rpartition(".")[2]
 
 
 def _asked(header: dict[str, Any]) -> str:
@@ -155,9 +161,8 @@ def scenario_line(now: str, result: ScenarioResult) -> Text:
     """`now`, the verdict, the kinds found or the first words of why there is none, and accept lengths."""
     line = Text(f"{now:<40} ")
     line.append(str(result.verdict.outcome), style=STYLE[result.verdict.outcome])
-    kinds = sorted({str(finding.first.kind) for finding in result.findings if finding.is_root})
-    if kinds:
-        line.append(f"  {', '.join(kinds)}")
+    if wrong := kinds(result.findings, roots_only=True):
+        line.append(f"  {', '.join(wrong)}")
     elif result.verdict.outcome is Outcome.UNKNOWN and result.verdict.reasons:
         line.append(f"  {result.verdict.reasons[0].splitlines()[0].split(';')[0]}")
     mean = mean_accept_length([result])

@@ -12,7 +12,7 @@ from harness.checks.describe import describe
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.driving.progress import ScenarioResult, accept_lengths_of
-from reports.findings import facts, known_lines, roots_of, said_lines
+from reports.findings import facts, first_of, flag_lines, known_lines, said_lines
 from reports.histogram import histograms
 from reports.page import engine_lines, exercised
 from reports.reading import Report
@@ -74,7 +74,7 @@ def _sections(report: Report) -> Iterable[tuple[str, str]]:
         yield "the first divergence", first
     defects = [one for one in by_signature(result.results) if not one.cause]
     if len(defects) > 1 or any(len(one.scenarios) > 1 for one in defects):
-        yield "the findings", _findings(defects)
+        yield "the findings", _findings(defects, result.results)
     open_ones = unjudged(result)
     if open_ones:
         yield "what could not be judged", _unjudged(open_ones, result.results)
@@ -83,11 +83,9 @@ def _sections(report: Report) -> Iterable[tuple[str, str]]:
 
 def _first(results: Sequence[ScenarioResult]) -> str | None:
     for one in results:
-        roots = roots_of(one)
-        if roots:
-            found = next((each for each in roots if each.first.first), roots[0])
+        if found := first_of(one):
             said = block(_cut(describe(found.first, one.scenario, finding=found)))
-            known = "\n".join(f"- {line}" for line in facts(one))
+            known = "\n".join(f"- {line}" for line in [*facts(one), *flag_lines(one)])
             pointed = "".join(f"\n- {code(line)}" for line in said_lines(one, found.signature))
             again = [f"eaglecheck recheck {one.folder}   # judges it again without SGLang"]
             again += [] if one.reproducer is None else [f"eaglecheck replay {one.reproducer}   # runs it again"]
@@ -102,7 +100,7 @@ def _cut(text: str) -> str:
     return "\n".join([*(line[:400] for line in lines[:WORDS]), *more])
 
 
-def _findings(defects: Sequence[Defect]) -> str:
+def _findings(defects: Sequence[Defect], results: Sequence[ScenarioResult]) -> str:
     rows = [
         (
             code(one.signature),
@@ -115,7 +113,9 @@ def _findings(defects: Sequence[Defect]) -> str:
     ]
     more = f"\n\n{len(rows) - ROWS} more." if len(rows) > ROWS else ""
     head = ("signature", "times", "in", "accept length", "known as")
-    return f"**{counted(len(rows), 'finding')}** that nothing earlier explains\n\n{table(head, rows[:ROWS])}{more}"
+    found = f"**{counted(len(rows), 'finding')}** that nothing earlier explains\n\n{table(head, rows[:ROWS])}{more}"
+    known = dict.fromkeys(line for one in defects for line in known_lines(results[one.at], one.signature))
+    return "\n\n".join([found, *(["\n".join(f"- {code(line)}" for line in known)] if known else [])])
 
 
 def _unjudged(reasons: dict[str, list[str]], results: Sequence[ScenarioResult]) -> str:

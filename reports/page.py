@@ -15,15 +15,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from harness.checks.describe import describe
-from harness.checks.findings import Finding
-from harness.contract.trace import replaced_kernels
+from harness.checks.findings import Finding, kinds
 from harness.contract.types import Outcome
 from harness.coverage import reach_of
 from harness.driving.progress import ScenarioResult, accept_lengths_of
-from reports.findings import accept_lines, facts, known_lines, roots_of, said_lines
+from reports.findings import facts, first_of, flag_lines, known_lines, said_lines
 from reports.frames import Frames
 from reports.histogram import histograms
-from reports.live import drafted, engine_facts
+from reports.live import drafted, engine_facts, short_name
 from reports.page_data import embedded, scenario_head, scenario_rows
 from reports.reading import Report
 from reports.signatures import Defect, by_signature
@@ -84,7 +83,7 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
         scenario_count=len(results),
         names=[f"{one.scenario.name} ({one.verdict.outcome})" for one in results],
         coverage_points=reach_of((one.scenario, one.verdict) for one in results),
-        replaced=replaced_kernels(report.source.engine),
+        replaced=result.replaced,
         accept=None if (accept := accept_lengths_of(results)) is None else accept_text(accept),
         histograms=histograms([frames.accept_lengths for _, frames in ordered]),
         matrix=extra.matrix,
@@ -124,8 +123,8 @@ def engine_lines(report: Report) -> list[str]:
     header = report.source.engine
     if not header.get("worker"):
         return ["no engine came up"]
-    facts, *ours = engine_facts(header)
-    kernels = f"replacement kernels: {', '.join(ours)}" if ours else ""
+    facts, ours = engine_facts(header)[0], report.result.replaced
+    kernels = f"replacement kernels: {', '.join(map(short_name, ours))}" if ours else ""
     return [facts, *filter(None, [kernels, judges(report.result.results)])]
 
 
@@ -151,15 +150,13 @@ def _about_findings(reason: str, results: Sequence[ScenarioResult]) -> bool:
 def _first(results: Sequence[ScenarioResult]) -> dict[str, Any] | None:
     """The first wrong place of the run: what differs, the two facts, and what to type."""
     for at, one in enumerate(results):
-        roots = roots_of(one)
-        if roots:
-            found = next((each for each in roots if each.first.first), roots[0])
+        if found := first_of(one):
             title, *lines = describe(found.first, one.scenario, finding=found).split("\n")
             return {
                 "scenario": one.scenario.name,
                 "title": title,
                 "lines": [line.strip() for line in [*lines, *said_lines(one, found.signature)]],
-                "facts": facts(one),
+                "facts": [*facts(one), *flag_lines(one)],
                 "link": _link(one, found, at),
                 "commands": _commands(one),
             }
@@ -180,8 +177,7 @@ def _finding(defect: Defect, results: Sequence[ScenarioResult]) -> dict[str, Any
         "cause": defect.cause,
         "text": [
             *describe(defect.first.first, one.scenario).split("\n"),
-            *accept_lines(defect.accept),
-            *known_lines(one, defect.signature),
+            *said_lines(one, defect.signature, accept=defect.accept),
         ],
         "link": _link(one, defect.first, defect.at),
     }
@@ -195,12 +191,11 @@ def _link(one: ScenarioResult, found: Finding, at: int) -> str:
 
 def _scenario(one: ScenarioResult, at: int) -> dict[str, Any]:
     spec = one.scenario.spec
-    kinds = sorted({str(found.first.kind) for found in roots_of(one)})
     reasons = [reason for reason in one.verdict.reasons if one.verdict.outcome is Outcome.UNKNOWN]
     return {
         "name": one.scenario.name,
         "outcome": str(one.verdict.outcome),
-        "kinds": ", ".join(kinds) or (reasons[0].splitlines()[0] if reasons else ""),
+        "kinds": ", ".join(kinds(one.findings, roots_only=True)) or (reasons[0].splitlines()[0] if reasons else ""),
         "spec": f"{spec.algorithm} k={spec.num_steps}"
         + (f" t={spec.eagle_topk} n={spec.num_draft_tokens}" if spec.eagle_topk > 1 else ""),
         "requests": len(one.scenario.requests),

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.archive.store import StoredScenario
+from harness.archive.again import short
+from harness.archive.store import StoredScenario, reproducer_of
 from harness.driving.progress import Cost, RunResult, ScenarioResult, Setup
 from reports.frames import Frames, case_frames
-from reports.source import Source, open_source, short, verdict_of
+from reports.source import Source, open_source, verdict_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ def read_report(run: Path, *, judged: bool = True) -> Report:
 
 def _result(case: StoredScenario, source: Source) -> ScenarioResult:
     setup = Setup(release=source.release, device=source.device)
-    places = {"folder": short(case.folder), "reproducer": source.reproducer(case.folder)}
+    places = {"folder": short(case.folder), "reproducer": reproducer_of(case.folder)}
     found = ScenarioResult.of(
         case.scenario, case.engine, case.reference, verdict_of(case), case.findings, setup=setup, **places
     )

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.archive.again import run_again
+from harness.archive.again import run_again, short
 from harness.archive.records import RunManifest, ScenarioVerdict
-from harness.archive.run_folders import MANIFEST, SCENARIO
-from harness.archive.store import RunReader, StoredScenario, StoreError, read_case, read_verdict, reproducers_in
+from harness.archive.run_folders import MANIFEST, is_case
+from harness.archive.store import RunReader, StoredScenario, StoreError, read_case, read_verdict
 from harness.archive.trace_io import header_of, trace_files
 from harness.checks.findings import group, kinds
 from harness.contract.merge import merge
@@ -56,21 +56,10 @@ class Source:
         """Every judged scenario, one at a time: traces can be large."""
         return (read_case(folder) for folder in self.folders)
 
-    def reproducer(self, folder: Path) -> Path | None:
-        """The reproducer left for a scenario, as it would be typed from here; None if there is none (any more)."""
-        if (folder / MANIFEST).is_file():
-            return short(folder)
-        return next((short(place) for place in reproducers_in(folder.parent) if place.name == folder.name), None)
-
 
 def open_source(path: Path, *, judged: bool = True) -> Source:
     """The run, scenario or reproducer in `path`; StoreError where it is none, or (judged) a run that judged nothing."""
-    return _case(path) if (path / SCENARIO).exists() else _run(path, judged=judged)
-
-
-def short(path: Path) -> Path:
-    """As it would be typed from here."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return _case(path) if is_case(path) else _run(path, judged=judged)
 
 
 def _run(path: Path, *, judged: bool) -> Source:

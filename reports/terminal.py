@@ -12,7 +12,7 @@ from rich.console import Console
 
 from harness.contract.known_issues import ASSUMED, assumed_by
 from harness.contract.providers import JUDGED_BY, NOT_COMPARED, WITNESS, in_words
-from harness.contract.trace import replaced_kernels
+from harness.contract.scenario import EngineConfig
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.coverage import reach_of
@@ -33,6 +33,7 @@ COMPARED = {
     "accepts": "accepts",
     "extend_inputs": "extend inputs",
     "cache_slots": "cache slots",
+    "slots_read": "slots read",
     "parents": "parents",
     "hidden_rows": "hidden rows",
     "masks": "masks",
@@ -40,6 +41,7 @@ COMPARED = {
     "counts": "counts",
     "logprobs": "log-probabilities",
     "returned_states": "returned states",
+    "window_slots": "window slots",
     "idle_states": "idle states",
     "token_counts": "token counts",
     "tp_rows": "rows of other TP ranks",
@@ -219,8 +221,15 @@ def covered(result: RunResult) -> str:
     own = result.pair and Path(str(result.pair["draft"]["folder"])).name
     pairs = [own] if own else [one.scenario.checkpoint for one in result.results]
     shapes = [f"{one.algorithm}, {one.num_steps} steps × topk {one.eagle_topk}" for one in specs]
-    graphs = ["CUDA graphs" if one.scenario.engine.cuda_graph else "eager" for one in result.results]
+    engines = [one.scenario.engine for one in result.results]
+    ranks = [_ranks(one) for one in engines if one.tp_size > 1]
+    graphs = ["CUDA graphs" if one.cuda_graph else "eager" for one in engines]
     loops = [f"{'overlap' if one.get('overlap') else 'normal'} loop" for one in headers]
-    kernels = [str(entry["subject"]) for header in headers for entry in replaced_kernels(header)]
-    said = [" and ".join(dict.fromkeys(words)) for words in (pairs, shapes, graphs, loops)]
-    return "; ".join([*said, *([f"{', '.join(dict.fromkeys(kernels))} on replacement kernels"] if kernels else [])])
+    kernels = dict.fromkeys(str(entry["subject"]) for entry in result.replaced)
+    facts = (pairs, shapes, [result.device], ranks, graphs, loops)
+    said = [" and ".join(dict.fromkeys(words)) for words in facts if words]
+    return "; ".join([*said, *([f"{', '.join(kernels)} on replacement kernels"] if kernels else [])])
+
+
+def _ranks(engine: EngineConfig) -> str:
+    return f"{engine.dp_size} DP ranks" if engine.dp_size > 1 else f"{engine.tp_size} TP ranks"

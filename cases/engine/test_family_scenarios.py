@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
+from cases.boots import FIRST_SESSIONS
 from cases.catalogue import read_scenario
+from cases.families import FAMILIES
 from harness.checks.judge import judge
 from harness.contract.types import Outcome
 from harness.driving.adapt import impossible
@@ -13,6 +15,7 @@ from harness.driving.pairs import checkpoint_pairs
 
 FOLDER = Path(__file__).parents[1] / "scenarios"
 REPRODUCER = read_scenario(FOLDER / "tree-slot-cache.json")
+TAKEN_BACK = next(one for one in FAMILIES["weights"].scenarios if one.name == "weights-taken-back")
 #: F-006 and F-015: heads that load without a word and run otherwise than their config says.
 MISREAD = [read_scenario(FOLDER / f"eagle3-{name}.json") for name in ("one-feature", "normed-residual")]
 
@@ -27,6 +30,15 @@ def test_family_scenario_passes(drive_scenario, release, family_scenario, reques
     outcome = drive_scenario(family_scenario, engine=release)
     assert outcome.passed, outcome.verdict.reasons
     assert all(outcome.verdict.coverage.get(name) for name in family_scenario.wants)
+
+
+@pytest.mark.engine(boot=TAKEN_BACK.boot_key())
+def test_requests_that_run_go_on_with_new_weights(drive_scenario, release):
+    if Version(release) < Version(FIRST_SESSIONS):
+        pytest.skip("older releases end where requests wait while weights change")
+    outcome = drive_scenario(TAKEN_BACK, engine=release)
+    assert outcome.passed, outcome.verdict.reasons
+    assert outcome.verdict.coverage["updated_while_running"] > 1
 
 
 @pytest.mark.engine(boot=REPRODUCER.boot_key())

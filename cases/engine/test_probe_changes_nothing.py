@@ -60,5 +60,7 @@ def test_sglangs_own_kernels_and_way_of_starting_give_the_same_integers_as_ours(
     for name in (*INT_COLUMNS, "phase", "rid"):
         left, right = ({**side.trace.rows.ints, **side.trace.rows.strings}[name] for side in (ours, own))
         assert np.array_equal(left, right), name
-    for left, right in zip(ours.trace.rows.lists["chosen_ids"], own.trace.rows.lists["chosen_ids"], strict=True):
-        assert np.array_equal(left, right)
+    for name in ("chosen_ids", "slots_read"):
+        for left, right in zip(ours.trace.rows.lists[name], own.trace.rows.lists[name], strict=True):
+            assert np.array_equal(left, right)
+    assert own.verdict.compared["slots_read"] == ours.verdict.compared["slots_read"] > 0

@@ -45,6 +45,7 @@ class Known(Strict):
     id: Annotated[str, Field(pattern=r"^F-\d{3}$")]
     title: str
     releases: str
+    fixed_in: str
     link: str
     assume: bool
 
@@ -64,6 +65,8 @@ class Finding(Strict):
     count: Annotated[int, Field(ge=1)]
     rids: list[str]
     consequence_of: str | None
+    made_by: str
+    read_by: str
     known: list[Known]
     accept: Accept | None
     first: Divergence
@@ -112,6 +115,7 @@ class Scenario(Strict):
     coverage: dict[str, Count]
     compared: dict[str, Count]
     ties: Count
+    server_flags: str
     output_ids: dict[str, list[int]]
     folder: str
     reproducer: str | None
@@ -151,6 +155,7 @@ class Run(Strict):
     revert: int | None
     worker: str | None
     overlap: bool | None
+    covers: str
     replaced: list[Replaced]
     assumed: list[str]
     pair: Pair | None = None

@@ -165,6 +165,7 @@ def store(
     options = {"prompts": (7, 5, 19), **(scenario or {})}
     known = {"engine": {"release": "0.5.23", "device": "cpu", "revert": None}}
     writer = RunWriter.create(root, manifest=manifest or known)
+    writer.append_event({"event": "boot"})
     verdicts = []
     for name, break_it in cases:
         program = handmade.scenario(**options).model_copy(update={"name": name})

@@ -28,8 +28,8 @@ from harness.driving.progress import ScenarioResult, Setup
 from harness.night.charts import trends_of
 from reference.eagle1 import DraftHead
 from reference.expected import committed_by
-from reference.llama import load_target as load_llama
 from reference.pairs import load_pair
+from reference.pairs import paper_target as load_llama
 from reference.session import ReferenceSession
 from reference.tree import with_depths
 from reports.findings import facts

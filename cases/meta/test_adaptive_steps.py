@@ -14,7 +14,7 @@ from cases.meta.judged import roots, with_round
 from cases.meta.test_reference_session import assert_same_rows, request_of, scenario_of, stopped
 from harness.contract.scenario import SpecConfig
 from reference.eagle1 import DraftHead
-from reference.llama import load_target
+from reference.pairs import paper_target as load_target
 from reference.session import ReferenceSession
 
 

@@ -255,9 +255,10 @@ def test_a_search_that_is_ended_leaves_no_worktree_no_process_and_no_answer(home
 def test_what_a_killed_search_left_behind_is_removed_by_the_next(home, history, tmp_path):
     notes(history, 1)
     know(history, verdicts={history.commits[0]: PASSES, history.commits[1]: FAILS})
-    left = home / "bisect" / "1-abcdef"
+    left = home / "bisect" / "eaglecheck-abcdef"
     left.mkdir(parents=True)
-    (left / "owner").write_text(f"{history.folder}\n")
+    (left / "owner.lock").touch()
+    (left / "repository").write_text(str(history.folder))
     history.git("worktree", "add", "--detach", str(left / "tree"), "HEAD")
     bisect(history, tmp_path, bad="HEAD", good=history.commits[0])
     assert not left.exists()

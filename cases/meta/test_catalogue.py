@@ -90,7 +90,7 @@ def corpus(tmp_path, monkeypatch):
         ({"source": "x", "bad_up_to": "1"}, "finding F-066 says it already: leave out bad_up_to, source"),
         ({"finding": "F-12"}, "unknown finding 'F-12'; did you mean 'F-012'?"),
         ({"id": "pr1"}, "is called 'pr25015' but holds id 'pr1'"),
-        ({"scenario": {"name": "x"}}, "scenario.requests: Field required"),
+        ({"scenario": {"name": "x"}}, "scenario.requests: it is missing"),
     ],
 )
 def test_an_entry_that_is_not_one_is_refused(corpus, changes, words):
@@ -127,3 +127,9 @@ def test_a_matrix_passes_where_every_cell_is_as_expected(expected, verdict, kind
     cell = {"verdict": verdict, "as_expected": met}
     assert catalogue.outcome_of([cell]) == said
     assert catalogue.outcome_of([cell, {"verdict": "PASS", "as_expected": True}]) == said
+
+
+@pytest.mark.parametrize(("unexplained", "met"), [((), True), (("POSITION",), True), (("POSITION", "LEAK"), False)])
+def test_a_matrix_fails_where_something_beside_the_case_is_nobodys_finding(unexplained, met):
+    kinds = ("POSITION", "LEAK")
+    assert catalogue.load("pr25015").as_expected("FAIL", Outcome.FAIL, kinds, unexplained=unexplained) is met

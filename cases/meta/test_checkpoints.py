@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cases.checkpoints import RECIPES, CheckpointMakeError, Recipe, make, make_recipe, measure
+from cases.checkpoints import RECIPES, CheckpointMakeError, Recipe, make, make_recipe
+from cases.meta.sensitivity import measure
 from cases.recipes import Qwen3EagleRecipe, TableRecipe, TrainedRecipe
 
 torch.set_num_threads(1)

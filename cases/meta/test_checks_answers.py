@@ -223,6 +223,28 @@ def test_rows_come_in_chunks_and_one_by_one():
     assert flat_states([[1.0], [2.0, 3.0]]) is None
 
 
+OF_DRAFTS = {"spec-num-correct-drafts", "spec-accept-rate", "spec-accept-histogram"}
+
+
+@pytest.mark.parametrize(("truncates", "wrong"), [(True, set()), (False, OF_DRAFTS)])
+def test_drafts_that_the_end_of_a_request_cuts_off_count_where_the_batch_lacks_them_too(truncates, wrong):
+    """The last verify of r0 accepts three drafts behind its last token. Where that was drawn they are not judged."""
+    last, spare = ENGINE.rounds[-1], (1, 2, 3)
+    places = [(phase, slot) for phase in ("ACCEPT", "EXTEND") for slot in spare]
+    gone = [handmade.find(ENGINE, phase=name, rid="r0", committed=last.starts[0], slot=slot) for name, slot in places]
+    cut = handmade.without_rows(ENGINE, *gone)
+    engine = replace(
+        cut,
+        header={**cut.header, "truncates_at_finish": truncates},
+        rounds=(*cut.rounds[:-1], replace(last, lens=(1,))),
+        events=(*cut.events, Event(name="answer", scheduler_step=9, data=told())),
+    )
+    drawn = GIVEN.model_copy(update={"requests": (GIVEN.requests[0].model_copy(update={"temperature": 1.0}),)})
+    for given in (GIVEN, drawn):
+        result = run_check(CHECKS["counts"], gather(given, engine, REFERENCE))
+        assert {found.hint for found in result.divergences} == wrong
+
+
 def test_a_request_that_never_ran_is_told_no_counts_and_need_not_be():
     given = GIVEN.model_copy(update={"requests": (*GIVEN.requests, GIVEN.requests[0].model_copy(update={"rid": "r2"}))})
     gone = replace(END, rid="r2", reason="abort", output_ids=())

@@ -190,7 +190,7 @@ def state(name, *, dp_rank, rows, **data):
 
 def states(**idle):
     """A busy rank with four rows beside an idle one, both informed."""
-    told = {"announced": [4, 0]}
+    told = {"announced": [4, 0], "padding": "MAX_LEN"}
     return (
         state("busy_state", dp_rank=0, rows=4, **told),
         state("idle_state", dp_rank=1, rows=0, **(told | idle)),
@@ -207,6 +207,7 @@ def states(**idle):
         ({"announced": [0, 4]}, ("LOCKSTEP", "announced", "EXTEND", "exchanged")),
         ({"announced": [4, 1]}, ("LOCKSTEP", "announced", "EXTEND", "own")),
         ({"announced": [3, 0]}, ("LOCKSTEP", "announced", "EXTEND", "of-another-rank")),
+        ({"padding": "SUM_LEN"}, ("LOCKSTEP", "announced", "EXTEND", "padded-otherwise")),
     ],
 )
 def test_idle_rank_agrees_with_the_busy_one_in_one_forward(ranks, idle, found):

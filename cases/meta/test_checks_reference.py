@@ -73,6 +73,26 @@ def test_a_state_of_another_row_of_the_batch_says_whose(made, same, hint):
     assert {f"NUMERIC:verify:VERIFY:hidden_out-{hint}"} == {*seen(scenario, engine, reference)}
 
 
+def test_a_state_of_another_round_is_named_so(made):
+    scenario, engine, reference = made
+    rows, tensor = engine.rows, engine.tensors["hidden_in.DRAFT"]
+    mine = np.flatnonzero((rows.strings["phase"] == "DRAFT") & (rows.strings["rid"] == "r0") & (rows.ints["step"] == 0))
+    first, later = rows.ints["hidden_in"][mine[0]], rows.ints["hidden_in"][mine[-1]]
+    tensor[later] = tensor[first]
+    assert {"NUMERIC:chain:DRAFT:hidden_in-own-state-of-another-round"} == {*seen(scenario, engine, reference)}
+
+
+def test_one_feature_of_an_eagle3_head_is_named():
+    given = handmade.scenario()
+    given = given.model_copy(update={"spec": given.spec.model_copy(update={"algorithm": "EAGLE3"})})
+    engine, reference = handmade.build(given)
+    for trace in (engine, reference):
+        trace.tensors["hidden_in.EXTEND"] = np.tile(trace.tensors["hidden_in.EXTEND"], (1, 3))
+    engine.tensors["hidden_in.EXTEND"][5, 9] += 1
+    found = {*seen(given, engine, reference)}
+    assert found == {"NUMERIC:extend:EXTEND:hidden_in-feature-1"}
+
+
 def test_state_of_zeros_and_of_nan_are_named_so(made):
     scenario, engine, reference = made
     tensor, row = hidden_row(engine, "hidden_in", "EXTEND", nth=1)

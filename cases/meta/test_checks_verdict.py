@@ -8,6 +8,7 @@ from cases.meta import handmade
 from harness.checks import CHECKS, Check, CheckResult, describe, group, judge
 from harness.checks import registry as registry_module
 from harness.checks.findings import settle
+from harness.checks.reads import NOT_RECORDED
 from harness.checks.registry import register, run_check
 from harness.contract.trace import Event
 from harness.contract.types import Divergence, Key, Kind, Outcome, Policy
@@ -82,6 +83,21 @@ def test_empty_trace_is_unknown_never_pass(made):
     assert "request r0 never ended" in reasons
 
 
+def test_where_every_request_ends_at_its_first_token_there_is_no_verdict_on_drafts():
+    scenario = handmade.scenario(max_new_tokens=1)
+    reasons = unknown_reasons(scenario, *handmade.build(scenario))
+    assert reasons == "nothing was drafted: no verify had a proposal; let a request write two tokens or more"
+
+
+def test_a_scenario_that_wants_something_else_need_not_draft():
+    scenario = handmade.scenario(max_new_tokens=1, wants=("non_final_chunk",))
+    verdict, _ = judge(scenario, *handmade.build(scenario))
+    assert verdict.outcome is Outcome.PASS
+    assert verdict.reasons == ("nothing was drafted: no verify had a proposal, and the scenario asks for none",)
+    drafting = handmade.scenario(max_new_tokens=2, wants=("non_final_chunk",))
+    assert judge(drafting, *handmade.build(drafting))[0].reasons == ()
+
+
 @pytest.mark.parametrize(
     ("reason", "said"), [("stop", "produced no tokens"), ("error", "was answered with an error: too long")]
 )
@@ -130,7 +146,7 @@ def test_attention_on_a_replacement_kernel_is_not_exercised_though_its_rows_coun
 def test_own_kernel_reached_by_a_flag_is_exercised(made):
     scenario, engine, reference = made
     verdict, _ = judge(scenario, replaced(engine, by="flag"), reference)
-    assert ("parents" in verdict.compared, verdict.reasons) == (True, ())
+    assert ("parents" in verdict.compared, verdict.reasons) == (True, (f"{NOT_RECORDED})",))
 
 
 def test_replaced_kernel_does_not_hide_a_failure(made):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,11 @@ from harness.contract.known_issues import KnownIssue, without_effect
 from harness.contract.types import Outcome
 from harness.driving.oracle import Oracle
 from harness.engines import envs
+
+
+def answering(reference):
+    """A reference that has its answer."""
+    return SimpleNamespace(answer=lambda _scenario, _trace: reference)
 
 
 @pytest.fixture
@@ -88,8 +94,7 @@ def test_a_fresh_reference_does_not_want_the_stored_one(work, file, harm, monkey
     path = next((work / run).glob("single-*")) / file
     path.unlink() if harm == "unlink" else path.write_bytes(path.read_bytes()[:20])
     refused = call("recheck", str(run))
-    gone = (file, harm) == ("reference.json", "unlink")
-    assert refused.exit_code == (2 if gone else 3), "what is left would agree with itself"
+    assert refused.exit_code == 3, "what is left would agree with itself"
     assert f"recompute the reference:  eaglecheck recheck {run} --fresh-reference" in refused.stderr
     done = call("recheck", str(run), "--fresh-reference")
     assert done.exit_code in (0, 1), done.output  # these traces are made by hand, and no model wrote them
@@ -166,7 +171,7 @@ def test_a_verdict_that_is_cut_off_is_as_good_as_none(work, of):
         lines = [line for line in done.stdout.replace(run.name, "RUN").splitlines() if "verdict.json" not in line]
         said[name] = (done.exit_code, lines, done.stderr)
     assert said["gone"] == said["cut off"]
-    assert said["gone"][0] == (3 if of == "run" else 0)
+    assert said["gone"][0] == 3
 
 
 def test_a_run_that_goes_on_says_so_and_what_it_has_is_judged(work):
@@ -187,14 +192,14 @@ def test_a_run_that_goes_on_says_so_and_what_it_has_is_judged(work):
     finally:
         writer.close()
     done = call(*typed)
-    assert (done.exit_code, done.stdout) == (2, ""), "it ended without a judged scenario"
+    assert (done.exit_code, done.stdout) == (3, ""), "it ended without a judged scenario"
     assert "holds no scenario" in done.stderr
     assert "eaglecheck run" in done.stderr
 
 
 @pytest.mark.parametrize("options", [[], ["--fresh-reference"]], ids=["stored", "fresh"])
 def test_what_to_type_after_a_recheck_is_another_command(work, options, monkeypatch):
-    monkeypatch.setattr("harness.cli.recheck._reference", lambda stored, _pair, _assume: stored.reference)
+    monkeypatch.setattr("harness.cli.recheck._oracle", lambda stored, *_: answering(stored.reference))
     run = stored(work, FAILING)
     said = call("recheck", str(run), *options).stdout.splitlines()
     typed = f"eaglecheck recheck {run}" + "".join(f" {option}" for option in options)
@@ -228,7 +233,7 @@ def test_what_is_assumed_in_vain_is_said_as_run_says_it(work):
 
 def eager_mtp(work, monkeypatch, **known):
     """A stored run of 0.5.13 that F-011 can show in."""
-    monkeypatch.setattr("harness.cli.recheck._reference", lambda stored, _pair, _assume: stored.reference)
+    monkeypatch.setattr("harness.cli.recheck._oracle", lambda stored, *_: answering(stored.reference))
     monkeypatch.setitem(results.HEADER, "release", "0.5.13")
     monkeypatch.setattr(KnownIssue, "reached_by", lambda one, *_, **__: one.id == "F-011")
     engine = {"release": "0.5.13", "device": "cpu", **known}
@@ -248,7 +253,7 @@ def test_what_works_by_a_replacement_kernel_cannot_be_assumed_afterwards(work, m
 def test_a_run_that_had_the_replacement_kernel_is_judged_with_it(work, monkeypatch):
     run = eager_mtp(work, monkeypatch, assumed=["F-011"])
     next((work / run).glob("single-*/reference.json")).unlink()  # then the run says what was assumed
-    monkeypatch.setattr("harness.cli.recheck._reference", lambda stored, _pair, _assume: stored.engine)
+    monkeypatch.setattr("harness.cli.recheck._oracle", lambda stored, *_: answering(stored.engine))
     done = call("recheck", str(run), "--fresh-reference", "--assume", "F-011")
     assert done.exit_code != 2, done.output
     assert "cannot be assumed afterwards" not in done.output
@@ -343,9 +348,8 @@ def test_a_damaged_newer_or_foreign_run_is_refused_and_named(work, name):
     harm, file, said = DAMAGES[name]
     harm(work / run)
     done = call("recheck", str(run))
-    unknown = name.startswith(("trace", "rows", "tensors"))
-    assert (done.exit_code, done.stdout) == (3 if unknown else 2, ""), done.output
-    assert ("verdict UNKNOWN: " in done.stderr) is unknown
+    assert (done.exit_code, done.stdout) == (3, ""), done.output
+    assert "verdict UNKNOWN: " in done.stderr
     assert str(run) in done.stderr
     assert file in done.stderr
     assert re.search(said, done.stderr)
@@ -365,8 +369,8 @@ def test_a_reproducer_that_misses_a_piece_is_not_replayed(reproducer, piece):
     gone = reproducer / piece
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
     done = call("replay", str(reproducer))
-    of_a_trace = piece in ("engine.json", "engine.parquet", "tensors")
-    assert (done.exit_code, done.stdout) == (3 if of_a_trace else 2, ""), done.output
+    never_one = piece == "manifest.json"  # a scenario's folder looks the same
+    assert (done.exit_code, done.stdout) == (2 if never_one else 3, ""), done.output
     assert piece in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -374,7 +378,7 @@ def test_a_reproducer_that_misses_a_piece_is_not_replayed(reproducer, piece):
 def test_a_reproducer_of_a_newer_eaglecheck_is_not_replayed(reproducer):
     _version(reproducer / "manifest.json", "store_version")
     done = call("replay", str(reproducer))
-    assert done.exit_code == 2
+    assert done.exit_code == 3
     assert "update eaglecheck" in done.stderr
 
 

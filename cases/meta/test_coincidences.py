@@ -40,6 +40,7 @@ class Left:
 
 KEPT = "stored runs and findings were made with it"
 SMALLER = "requests end one after another, so the batch passes through every smaller number"
+WINDOWS = "their windows differ from every size, and no two tensors are alike"
 PAIRS = (
     # What an algorithm, or what the pair is for, demands
     Left(
@@ -63,7 +64,11 @@ PAIRS = (
         what="size: intermediate_size = moe_intermediate_size",
         why="the shared expert is the MLP of the target's first layer",
     ),
-    Left(where="mtp-tiny mtp-apart", what="size: head_dim = v_head_dim", why="what MiMo-V2 has beside Llama is off"),
+    Left(
+        where="mtp-tiny mtp-apart mtp-window mtp-narrow",
+        what="size: head_dim = v_head_dim",
+        why="what MiMo-V2 has beside Llama is off",
+    ),
     # What another pair shows
     Left(
         where="eagle3-apart qwen3-apart",
@@ -84,6 +89,14 @@ PAIRS = (
         why="its layers add nothing, so that the distribution of every token is known",
         apart="eagle-apart",
     ),
+    Left(where="oss-*", what="size: *", why=WINDOWS, apart="eagle-apart"),
+    Left(
+        where="eagle3-next mtp-next mla-next",
+        what="size: *",
+        why="new weights have the shapes of those they replace",
+        apart="eagle-apart",
+    ),
+    Left(where="mtp-window mtp-narrow", what="size: *", why=WINDOWS, apart="mtp-apart"),
     # What was made before anybody looked
     Left(where="eagle-tiny eagle-next eagle-head64 qwen3-eagle", what="*", why=KEPT, apart="eagle-apart"),
     Left(where="eagle3-tiny eagle3-one eagle3-two eagle3-wide eagle3-normed", what="*", why=KEPT, apart="eagle-apart"),
@@ -102,6 +115,10 @@ SCENARIOS = (
         what="stops: *",
         why="an id that is never proposed lets a pool run out",
     ),
+    Left(where="weights/*", what="length: a = c; beginning: a = c", why="one prompt before new weights and after"),
+    Left(
+        where="lora/*-one-prompt", what="length: *; limit: *; end: *; beginning: *", why="one prompt with each adapter"
+    ),
     # What another place shows
     Left(
         where="*",
@@ -111,13 +128,15 @@ SCENARIOS = (
         apart="eagle/idle-between",
     ),
     Left(
-        where="paged/page4-* mla/page4-* disagg/page4-* tp/tp-pages-* adaptive/adaptive-eagle3-* mixed/mixed-eagle3-*",
+        where="paged/page4-* mla/page4-* disagg/page4-* tp/tp-pages-* adaptive/adaptive-eagle3-* mixed/mixed-eagle3-* "
+        "weights/weights-eagle3-* lora/lora-eagle3-*",
         what="number: num_draft_tokens = page_size",
         why="pages of four tokens under chains of three steps",
         apart="paged/apart-four-together",
     ),
     Left(
-        where="tree/t2-* tree/few-* paged/*-tree-* mla/tree-* disagg/tree-* tp/*-tree-* texts/tree-* mixed/*-tree-*",
+        where="tree/t2-* tree/few-* paged/*-tree-* mla/tree-* disagg/tree-* tp/*-tree-* texts/tree-* mixed/*-tree-* "
+        "lora/lora-tree-* token-map/hot-tree-*",
         what="number: num_steps = eagle_topk",
         why="the smallest tree",
         apart="tree/t4-four-together",

@@ -47,8 +47,8 @@ def stepped(*steps, rid="r0"):
     return [replace(decode(at, (rid, 4 + at, 1)), num_steps=count) for at, count in enumerate(steps)]
 
 
-def updated(scheduler_step, *, success):
-    return Event(name="update", scheduler_step=scheduler_step, data={"success": success})
+def updated(scheduler_step, *, success=True, name="update", **said):
+    return Event(name=name, scheduler_step=scheduler_step, data={"success": success, **said})
 
 
 def turn(scheduler_step, **state):
@@ -84,6 +84,7 @@ RULED = {
     "custom_params": {"token_ids": [3]},
     **dict.fromkeys(GRAMMARS, "x"),
     "require_reasoning": True,
+    "lora_path": "first",
 }
 #: Prompts of 4 and 6 tokens (r0, r1), k = 3, chunk 4, page 4, at most 5 new tokens.
 GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5, page_size=4)
@@ -124,6 +125,10 @@ OUT = "500: Out of memory even after retracting all other requests in the decode
 #: point -> (trace that has it, times). Names not listed are covered by accept lengths below.
 HAVING = {
     "weights_updated": (trace(WHOLE, prefill(5, ("r1", 0, 4, True)), events=(updated(3, success=True),)), 1),
+    "draft_updated": (trace(WHOLE, events=(updated(0, selector="draft"),)), 1),
+    "updated_while_running": (trace(*BACK, events=(updated(2),)), 1),
+    "memory_released": (trace(WHOLE, events=(updated(0, name="memory", what="resume"),)), 1),
+    "adapters_in_one_batch": (trace(BOTH), 1),
     "steps_raised": (trace(*stepped(1, 3, 3, 0, 1)), 2),
     "steps_lowered": (trace(*stepped(3, 1, 1, 0)), 2),
     "steps_zero_and_back": (trace(*stepped(0, 0, 3, 0)), 1),
@@ -264,6 +269,10 @@ HAVING |= {
 #: point -> the nearest trace that has it not.
 LACKING = {
     "weights_updated": trace(WHOLE, prefill(5, ("r1", 0, 4, True)), events=(updated(3, success=False),)),
+    "draft_updated": trace(WHOLE, events=(updated(0, selector="target"),)),
+    "updated_while_running": trace(*BACK, events=(updated(0),)),
+    "memory_released": trace(WHOLE, events=(updated(0, name="memory", what="release"),)),
+    "adapters_in_one_batch": trace(decode(1, ("r0", 4, 1)), decode(2, ("r1", 6, 1))),
     "mixed_batch": trace(WHOLE, decode(1, ("r0", 4, 2)), record(2, "PREFILL", [("r0", 1, 0, 6, True)])),
     **{f"verify_by_{key}": trace(decode(1, ("r1", 6, 1))) for key in CUTTING},
     **{f"verify_by_{key}": trace(decode(1, ("r0", 4, 1))) for key in rules.KEYS if key not in CUTTING},
@@ -354,7 +363,7 @@ def test_point_is_counted_where_it_happens_and_not_where_it_does_not(name):
 
 def test_every_point_has_a_trace_that_shows_it():
     lengths = {f"accept_len_{n}" for n in range(1, 18)}
-    here = {*names(Where.ANYWHERE, Where.ELSEWHERE, Where.UPDATED, Where.MIXED, Where.ADAPTIVE)}
+    here = {*names(Where.ANYWHERE, Where.ELSEWHERE, Where.UPDATED, Where.MIXED, Where.ADAPTIVE, Where.ADAPTERS)}
     assert here - set(HAVING) - lengths == SHOWN_BELOW
 
 

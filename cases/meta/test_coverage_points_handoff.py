@@ -48,6 +48,7 @@ BOTH_AWAY = after(0, moving=("r0", "r1"))
 NOTHING_LEFT = (after(1, running=("r0",)), after(1, rank=1))
 
 #: coverage point -> (trace that has it once, the nearest trace that has it not)
+LANDS = control(3, "land", "r0")
 TRACES = {
     "handed_over": (trace(handed(1, "r0")), trace(handed(1, "r0", "r1"))),
     "handed_over_together": (trace(handed(1, "r0", "r1")), trace(handed(1, "r0"))),
@@ -90,6 +91,10 @@ TRACES = {
     "dropped_transfer": (
         trace(ran(0, R0), events=(control(0, "drop", "r0"),)),
         trace(events=(control(0, "drop", "r0"),)),
+    ),
+    "late_write": (
+        trace(events=(control(0, "late", "r0"), Event(name="abort", scheduler_step=2, data={"rid": "r0"}), LANDS)),
+        trace(events=(control(0, "late", "r0"), Event(name="abort", scheduler_step=4, data={"rid": "r0"}), LANDS)),
     ),
     "delayed_transfer": (
         trace(ran(0, R0), handed(3, "r0"), events=(control(0, "hold", "r0"),)),

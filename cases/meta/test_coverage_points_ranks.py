@@ -21,11 +21,17 @@ def running(scheduler_step, rank, *rids):
     return Event(name="turn", scheduler_step=scheduler_step, dp_rank=rank, data={"running": list(rids)})
 
 
+def padded(mode):
+    return Event(name="busy_state", scheduler_step=1, data={"round": 1, "phase": "VERIFY", "padding": mode})
+
+
 WHOLE = ("r0", 0, 4, True)
 OTHER = ("r1", 0, 6, True)
 
 #: point -> (trace that has it once, the nearest trace that has it not)
 TRACES = {
+    "padded_to_fullest": (trace(events=(padded("MAX_LEN"),)), trace(events=(padded("SUM_LEN"),))),
+    "padded_to_sum": (trace(events=(padded("SUM_LEN"),)), trace(events=(padded(""),))),
     "idle_rank": (trace(prefill(0, WHOLE), idle(0, 1)), trace(idle(0, 0), idle(0, 1))),
     "idle_from_the_start": (
         trace(prefill(0, WHOLE), idle(0, 1), decode(1, ("r0", 4, 1)), prefill(2, OTHER, dp_rank=1)),

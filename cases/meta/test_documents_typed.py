@@ -32,16 +32,24 @@ def changed(path, value):
 
 
 REFUSED = {
-    "a number in quotes": (["spec", "num_steps"], "2", "spec.num_steps: Input should be a valid integer"),
+    "a number in quotes": (["spec", "num_steps"], "2", 'spec.num_steps: found "2"'),
     "a number with a fraction": (["spec", "num_steps"], 2.0, "spec.num_steps: "),
     "a truth for a number": (["spec", "num_steps"], True, "spec.num_steps: "),
     "a number for a truth": (["engine", "cuda_graph"], 1, "engine.cuda_graph: "),
     "a text for a list": (["requests", 0, "input_ids"], "1", "requests.0.input_ids: "),
     "an empty list": (["script"], [], "script: "),
     "no object": (["engine"], None, "engine: "),
-    "too many steps": (["script", -1], {"kind": "step", "count": 10**9}, "to 10000, found 1000000000; 512 "),
-    "a vast pool": (["engine", "max_total_tokens"], 10**13, f"equal to {POOL}, found 10000000000000; {POOL} tokens"),
-    "a vast page": (["engine", "page_size"], 1024, "equal to 512, found 1024; SGLang's backends have no larger"),
+    "too many steps": (
+        ["script", -1],
+        {"kind": "step", "count": 10**9},
+        "found 1000000000\n  allowed: a whole number from 1 to 10000; 512 ",
+    ),
+    "a vast pool": (
+        ["engine", "max_total_tokens"],
+        10**13,
+        f"found 10000000000000\n  allowed: a whole number from 16 to {POOL}; {POOL} tokens",
+    ),
+    "a vast page": (["engine", "page_size"], 1024, "from 1 to 512; SGLang's backends have no larger"),
     "a vast chunk": (["engine", "chunked_prefill_size"], 10**7, "engine.chunked_prefill_size: "),
     "a vast batch": (["engine", "max_running_requests"], 10**6, "engine.max_running_requests: "),
     "a vast seed": (["requests", 0, "sampling_seed"], 2**63, "requests.0.sampling_seed: "),
@@ -120,7 +128,7 @@ def said_of(content, model):
     ("text", "said"),
     [
         (b"schema_version = 1", "unknown key 'schema_version'"),
-        (b"", "schema: Field required"),
+        (b"", "schema: it is missing"),
         (b'schema = "1"', 'found "1"'),
         (b"schema = 2", "found 2"),
         (b"schema = 1\n[[known]\n", "line 2, column"),

@@ -225,13 +225,6 @@ def test_without_an_index_another_release_is_refused_with_the_reason(monkeypatch
     assert "no route to host" in caught.value.allowed
 
 
-def test_only_releases_of_our_tests_can_be_packed():
-    assert envs.supported("v0.5.17") == "0.5.17"
-    with pytest.raises(envs.UnknownReleaseError) as caught:
-        envs.supported("0.5.18")
-    assert "nearest: 0.5.23" in caught.value.allowed
-
-
 def test_installed_releases_are_listed_in_release_order_finished_or_not(home, pip):
     assert envs.list_installed() == ()
     assert not home.exists(), "looking makes nothing"

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from cases import checkpoints
 from cases.meta import results
-from harness.bisect.changes import Changed, on_the_path
+from harness.bisect.changes import changed_files
 from harness.cli.main import app
 from harness.contract.known_issues import FOLDER, issues
 from harness.contract.usage import UsageError
@@ -240,19 +240,25 @@ def test_where_names_file_line_and_function_by_the_source_of_the_release(one, tm
     source.write_text("class EagleDraftWorker:\n    x = 1\n    def draft_forward(self): ...\n")
     env = envs.EngineEnv(version="0.5.23", python=Path("p"), pythonpath=(tmp_path,), torch="", ready=True)
     monkeypatch.setattr(blame.envs, "state", lambda _release: env)
-    blame._functions.cache_clear()
+    blame._parsed.cache_clear()
     first = one.findings[0].first
     (line,) = blame.where_lines(first, one.scenario, "0.5.23")
-    blame._functions.cache_clear()
+    blame._parsed.cache_clear()
     assert line.startswith("in SGLang: made by srt/speculative/eagle_worker_v2.py:3 EagleDraftWorker.draft_forward")
     assert line.endswith("; read by srt/model_executor/model_runner.py ModelRunner.forward")
     assert blame.where_lines(first, one.scenario, "a-commit") == []
 
 
-def test_a_bisection_names_the_changed_files_on_the_path_first(one):
+def test_a_bisection_names_the_changed_files_on_the_path_first(one, tmp_path):
     worker, runner = "sglang/srt/speculative/eagle_worker_v2.py", "sglang/srt/model_executor/model_runner.py"
     files = blame.files(one.findings[0].first, one.scenario, "0.5.23")
     assert files == (worker, runner)
     names = ("sglang/srt/speculative/spec_info.py", worker, "sglang/srt/speculative/eagle_utils.py")
-    changed = [Changed(path=name, added=9 - at, removed=0) for at, name in enumerate(names)]
-    assert [each.path for each in on_the_path(changed, files)] == [worker, names[0], names[2]]
+    old, new = tmp_path / "old", tmp_path / "new"
+    for at, name in enumerate([*names, runner, "sglang/srt/managers/other.py"]):
+        for side, lines in ((old, 1), (new, 9 - at)):
+            (side / name).parent.mkdir(parents=True, exist_ok=True)
+            (side / name).write_text("x\n" * lines)
+    changed = changed_files(old / "sglang", new / "sglang", path=files)
+    assert [each.path for each in changed] == [worker, runner, names[0], names[2]]
+    assert [each.on_path for each in changed] == [True, True, False, False]

@@ -65,7 +65,7 @@ def test_what_it_costs_was_measured_where_it_can_show(one):
         assert made.checkpoint == measured.pair
         assert one.releases.has(measured.release)
         assert f"--engine {measured.release} " in measured.command
-        assert one.reached_by(made.spec, made.engine, requests=len(made.requests))
+        assert one.reached_by(made.spec, made.engine, requests=len(made.requests), updates=made.updates)
     shown = page_markdown(one, body(one.id))
     assert all(f"| accept length, {each.text} | `{each.command}` |" in shown for each in one.cost.measured)
     assert one.cost.not_shown in shown

@@ -115,6 +115,31 @@ def test_an_abort_on_one_side_fails_the_other(pair):
     assert (pair.receiver.poll(), pair.sender.poll()) == (POLL.Failed, POLL.Failed)
 
 
+@pytest.mark.parametrize("sent", [((2, 3), (5,)), ((2, 3),)])
+def test_what_is_late_lands_where_it_was_asked_for_though_its_request_is_gone(pair, sent):
+    RULES.apply("late", [7])
+    pair.receiver.init(0)
+    pair.receiver.send_metadata(np.asarray((8, 0, 4)), 1)
+    pair.sender.init(3, 3)
+    for part in sent:
+        pair.sender.send(np.asarray(part))
+    assert (pair.sender.poll(), pair.receiver.poll()) == (
+        POLL.Transferring if len(sent) == 2 else POLL.WaitingForInput,
+        POLL.Transferring,
+    )
+    pair.receiver.abort()
+    assert (pair.sender.poll(), pair.receiver.poll()) == (POLL.Failed, POLL.Failed)
+    manager = pair.receiver.kv_mgr
+    assert pair.receiver.abort_notified
+    assert not manager.is_abort_release_safe(7, 1)
+    assert pair.kv.sum() == 0
+    RULES.apply("land", [7])
+    assert pair.kv[[8, 0, 4], 0].tolist() == [3, 4, 6 * (len(sent) == 2)]
+    assert pair.rows[1, 0] == 104 * (len(sent) == 2)
+    assert not pair.receiver.abort_notified
+    assert manager.is_abort_release_safe(7, 1)
+
+
 def test_nothing_is_handed_over_twice(pair):
     send(pair)
     assert pair.receiver.poll() == POLL.Success
@@ -125,7 +150,7 @@ def test_nothing_is_handed_over_twice(pair):
 
 
 def test_an_unknown_rule_is_refused_with_the_known_ones():
-    with pytest.raises(RuleError, match="allowed: hold, release, fail, drop"):
+    with pytest.raises(RuleError, match="allowed: hold, release, fail, drop, late, land"):
         Rules().apply("lose", [1])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +10,16 @@ import torch
 
 from cases.catalogue import read_scenario
 from cases.checkpoints import make
+from harness.checks.explained import explained, spot, together
 from harness.checks.findings import group
 from harness.checks.judge import judge
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.types import Kind, Outcome
 from harness.defects import departures
+from harness.driving.judging import judge_scenario, judge_with
 from harness.driving.oracle import Oracle
+from harness.driving.progress import Setup
 from reference.pairs import load_pair
 from reference.session import ReferenceSession
 
@@ -129,3 +132,23 @@ def test_another_fault_beside_it_is_still_found(defect):
     assert verdict.outcome is Outcome.FAIL
     assert (kind, step) in {(one.kind, one.key.step) for one in found}
     assert defect.name != "F-010" or len(found) == 1
+
+
+@pytest.mark.parametrize("defect", ["F-010"], indirect=True)
+def test_all_that_it_explains_is_one_finding_and_another_fault_beside_it_is_not(defect):
+    phase, step, column, _ = BESIDE[defect.name]
+    trace, setup = defect.engine(), Setup(release="0.5.23", device="cpu")
+    rows = trace.rows
+    at = next(i for i in range(len(rows)) if (rows.key(i).phase, rows.key(i).step) == (phase, step))
+    rows.ints[column][at] += 1
+    oracle = Oracle(target=defect.pair.target, draft=defect.pair.draft)
+    judged = judge_with(oracle, defect.scenario, trace, setup=setup)
+    explains = explained(judged.reference)[defect.name]
+    apart = [replace(one, cause="") for one in judged.divergences if spot(one) in explains or one.cause]
+    beside = [one for one in judged.divergences if not one.cause and spot(one) not in explains]
+    assert {(one.key.step, one.key.slot) for one in beside} == {(rows.key(at).step, rows.key(at).slot)}
+    assert [one.id for one in judged.known[DEFECTS[defect.name][4]]] == [defect.name]
+    roots = [one for one in together([*apart, *beside], [frozenset(map(spot, apart))]) if not one.cause]
+    assert {one.signature for one in roots} == {apart[0].signature, *(one.signature for one in beside)}
+    again = judge_scenario(defect.scenario, trace, judged.reference, setup=setup)
+    assert (again.findings, again.known) == (judged.findings, judged.known), "a stored run says the same"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -398,3 +399,14 @@ def test_the_page_says_what_it_cannot_show_without_scripts(page):
     assert "<noscript>" in text
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in text
+
+
+def test_a_node_that_a_wrong_draft_step_proposed_says_what_is_expected(chromium, tmp_path):
+    run = Path(__file__).parents[1] / "recorded" / "gpu" / "pr25015-0.5.11-eager"
+    page = tmp_path / "recorded.html"
+    page.write_text(render_page(read_report(run)), encoding="utf-8")
+    with browser.tab(chromium, page) as tab:
+        tab.page.goto(f"{page.as_uri()}#s=0&d=0&r=2&q=a")
+        tree = tab.page.locator("#round svg.tree")
+        assert "token 109, expected 445" in tree.locator("g.follows title").text_content()
+        assert tree.locator("g.wrong").count() == 0, "the position is wrong, not the choice"

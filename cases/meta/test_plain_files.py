@@ -13,7 +13,6 @@ from cases.meta import nights, results
 from cases.meta.test_cli_bad_input import call, made, place  # noqa: F401
 from cases.meta.test_digests import FAILING, OF_A_RUN, OF_A_SCENARIO
 from harness.archive.store import RunReader, StoreError
-from harness.archive.trace_io import SIDES
 from harness.contract import plain_files
 from harness.machines import bundle
 from harness.night import store
@@ -63,10 +62,10 @@ def run(whole, tmp_path, monkeypatch):
     return shutil.copytree(whole, tmp_path / whole.name)
 
 
-def refused(done, path):
-    """One refusal, which names the file or, of digests that do not speak, the file they are of; of a trace UNKNOWN."""
+def refused(done, path, *, code=3):
+    """One refusal, which names the file or, of digests that do not speak, the file they are of."""
     said = done.stderr.replace("\n", "")
-    assert done.exit_code == (3 if path.stem in SIDES else 2), done.output
+    assert done.exit_code == code, done.output
     assert str(path) in said or (path.name == "SHA256SUMS" and str(path.parent) in said), said
     assert "verdict" not in done.stdout
 
@@ -88,8 +87,8 @@ def test_of_a_run(run, name, kind, tmp_path):
 @pytest.mark.parametrize("kind", ODD)
 def test_of_a_runs_events(run, kind):
     ODD[kind](run / "engine.jsonl")
-    with pytest.raises(StoreError, match=f"engine.jsonl cannot be read: it is {kind}"):
-        RunReader.open(run).events()
+    with pytest.raises(StoreError, match=r"engine\.jsonl (cannot be read: it is|is missing)"):
+        RunReader.open(run)
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -108,8 +107,10 @@ def test_of_a_night(tmp_path, name, kind):
     store.finish(store.begin(tmp_path / "nights", night.plan), night)
     path = tmp_path / "nights" / night.plan.id / name
     ODD[kind](path)
-    refused(call("night", str(tmp_path / "nights"), "--nights", str(tmp_path / "kept")), path)
-    refused(call("matrix", "--nights", str(tmp_path / "nights"), "--engines", "0.5.23", "--cases", "pr25015"), path)
+    refused(call("night", str(tmp_path / "nights"), "--nights", str(tmp_path / "kept")), path, code=2)
+    refused(
+        call("matrix", "--nights", str(tmp_path / "nights"), "--engines", "0.5.23", "--cases", "pr25015"), path, code=2
+    )
 
 
 @pytest.mark.parametrize("kind", ["a named pipe", "a device", "a link to a folder"])
@@ -121,7 +122,7 @@ def test_of_a_nights_reproducer(tmp_path, kind):
     path.parent.mkdir(parents=True)
     path.symlink_to("..") if kind == "a link to a folder" else ODD[kind](path)
     done = call("night", str(tmp_path / "nights"), "--nights", str(tmp_path / "kept"))
-    refused(done, path)
+    refused(done, path, code=2)
     assert kind in done.stderr
 
 

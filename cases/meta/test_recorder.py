@@ -206,3 +206,17 @@ def test_the_table_of_wrapped_calls_names_every_call_that_a_recorded_run_wrapped
     of_the_gate = re.compile(r"Scheduler\.event_loop_|.*\.recv_requests$")
     assert {name for name in found if not of_the_gate.match(name) and not {name, name.split(".")[-1]} & calls} == set()
     assert len(found) > 10
+
+
+def attempts_of(*rounds):
+    recorder, found = Recorder(), []
+    for mode, start, length in rounds:
+        found += recorder.open_round(mode=mode, rids=["a"], starts=[start], lens=[length]).attempts
+        recorder.close_round()
+    return found
+
+
+def test_a_request_begins_anew_where_it_is_read_or_handed_over_once_more():
+    assert attempts_of(("PREFILL", 0, 4), ("PREFILL", 4, 3), ("DECODE", 7, 0), ("PREFILL", 0, 8)) == [0, 0, 0, 1]
+    # taken back in the scheduler step in which it arrived: no decode lies between
+    assert attempts_of(("PREBUILT", 4, 0), ("PREBUILT", 4, 0), ("DECODE", 4, 0)) == [0, 1, 1]

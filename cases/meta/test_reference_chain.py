@@ -7,7 +7,7 @@ from cases.checkpoints import Recipe, make_recipe
 from reference.attention import Sight
 from reference.draft import Forced, Reading, draft
 from reference.eagle1 import DraftHead
-from reference.llama import load_target as load_llama
+from reference.pairs import paper_target as load_llama
 
 torch.set_num_threads(1)
 

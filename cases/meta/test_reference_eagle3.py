@@ -16,8 +16,8 @@ from reference.attention import Sight
 from reference.checkpoint import CheckpointError
 from reference.eagle1 import DraftHead
 from reference.eagle3 import Eagle3Head
-from reference.llama import load_target as load_llama
 from reference.pairs import load_head
+from reference.pairs import paper_target as load_llama
 
 torch.set_num_threads(1)
 

@@ -19,8 +19,8 @@ from reference.attention import Sight
 from reference.checkpoint import CheckpointError
 from reference.eagle1 import DraftHead
 from reference.hf_target import HfTarget
-from reference.llama import load_target as load_llama
 from reference.pairs import load_pair, load_target
+from reference.pairs import paper_target as load_llama
 from reference.session import ReferenceSession
 
 torch.set_num_threads(1)

@@ -5,32 +5,20 @@ import random
 import pytest
 import torch
 
-from cases.checkpoints import Recipe, make, make_recipe
+from cases.checkpoints import Recipe, make_recipe
 from cases.fixed import tokens as random_tokens
+from cases.meta.test_reference_session import SPEC_IDS, SPECS
+from cases.meta.test_reference_session import tiny as tiny
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import SpecConfig
 from reference.draft import Forced, Reading, draft
 from reference.eagle1 import DraftHead
-from reference.llama import load_target as load_llama
+from reference.pairs import paper_target as load_llama
 from reference.session import ReferenceSession
 from reference.tree import build_tree, with_depths
 from reference.verify import greedy_walk, verify
 
 torch.set_num_threads(1)
-
-SPECS = [
-    SpecConfig(num_steps=3, eagle_topk=1, num_draft_tokens=4),
-    SpecConfig(num_steps=1, eagle_topk=1, num_draft_tokens=2),
-    SpecConfig(num_steps=3, eagle_topk=3, num_draft_tokens=8),
-    SpecConfig(num_steps=2, eagle_topk=4, num_draft_tokens=5),
-]
-SPEC_IDS = [f"k{spec.num_steps}t{spec.eagle_topk}n{spec.num_draft_tokens}" for spec in SPECS]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    pair = make("eagle-tiny", tmp_path_factory.mktemp("pairs"))
-    return DraftHead.load(pair.draft, load_llama(pair.target))
 
 
 @pytest.fixture(scope="module")

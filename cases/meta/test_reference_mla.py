@@ -12,12 +12,12 @@ import torch
 from transformers import DeepseekV3ForCausalLM
 
 from cases.checkpoints import make
+from cases.meta.test_reference_model import assert_like_hf, tokens_of
 from reference.checkpoint import CheckpointError
 from reference.pairs import load_target
 
 torch.set_num_threads(1)
 
-CLOSE = 1e-5
 #: YaRN stretches all positions alike, so a longer text would show nothing but the rounding of HF's angles.
 LENGTH = 64
 DOUBLE = torch.float64  # logits of this pair are larger than most, and HF rotates in float32 anyway
@@ -28,22 +28,11 @@ def pair(tmp_path_factory):
     return make("mla-tiny", tmp_path_factory.mktemp("pairs"))
 
 
-def tokens_of(length, vocab, seed=0):
-    return torch.randint(vocab, (length,), generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.mark.parametrize("length", [1, 2, 7, LENGTH])
 def test_target_logits_and_every_hidden_state_equal_hf(pair, length):
     hf = DeepseekV3ForCausalLM.from_pretrained(pair.target, attn_implementation="eager", dtype=DOUBLE)
     target = load_target(pair.target, DOUBLE)
-    tokens = tokens_of(length, target.vocab, seed=length)
-    with torch.no_grad():
-        theirs = hf(tokens[None], output_hidden_states=True)
-    states = target.hidden_states(tokens)
-    assert len(states) == len(theirs.hidden_states)
-    for index, (mine, other) in enumerate(zip(states, theirs.hidden_states, strict=True)):
-        assert torch.allclose(mine, other[0], rtol=0, atol=CLOSE), f"hidden state {index} differs from HF"
-    assert torch.allclose(target.logits(states[-1]), theirs.logits[0], rtol=0, atol=CLOSE), "logits differ from HF"
+    assert_like_hf(target, hf, tokens_of(length, target.vocab, seed=length))
 
 
 def test_rows_see_nothing_after_them_and_only_relative_positions_matter(pair):

@@ -14,7 +14,7 @@ from cases.recipes import LatentRecipe, TableRecipe, TrainedRecipe
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError
 from reference.eagle1 import DraftHead
-from reference.llama import load_target as load_llama
+from reference.pairs import paper_target as load_llama
 
 torch.set_num_threads(1)
 
@@ -138,7 +138,7 @@ def edit_config(folder, **changes):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, ["architectures", "Mixtral", "LlamaForCausalLM"]),
+        ({"architectures": ["NobodysForCausalLM"]}, ["architectures", "Nobodys", "LlamaForCausalLM"]),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, ["rope_type", "dynamic", "default", "yarn"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor is 0.5", "whole heads"]),
         ({"logits_scaling": 3.0}, ["logits_scaling is 3.0", "does not know what that changes"]),

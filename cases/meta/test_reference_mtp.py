@@ -40,14 +40,18 @@ from reference.windows import Reads, Window, read_depths
 
 torch.set_num_threads(1)
 
-CLOSE = {"mimo": 5e-5, "step": 1e-4}
+CLOSE = {"mimo": 5e-5, "windowed": 5e-5, "step": 1e-4}
 PROMPT = tuple(torch.randint(500, (17,), generator=torch.Generator().manual_seed(7)).tolist())
 K = 3
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    recipes = {"mimo": MtpRecipe(name="layers", seed=3), "step": RECIPES["mtp-chained"]}
+    recipes = {
+        "mimo": MtpRecipe(name="layers", seed=3),
+        "windowed": RECIPES["mtp-window"],
+        "step": RECIPES["mtp-chained"],
+    }
     return {kind: make_recipe(recipe, tmp_path_factory.mktemp(kind)) for kind, recipe in recipes.items()}
 
 
@@ -68,21 +72,37 @@ def session(sessions):
 
 
 def mimo_config(pair, layers):
+    """Of the target, or of one MTP layer (layers 1), which is in a window where the config has one."""
     raw = json.loads((pair.target / "config.json").read_text())
+    sliding = raw["hybrid_layer_pattern"] if layers > 1 else [int(raw["sliding_window_size"] > 0)]
     same = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     return MiMoV2FlashConfig(
         **{name: raw[name] for name in same},
         v_head_dim=raw["head_dim"],
         rms_norm_eps=raw["rms_norm_eps"],
         num_hidden_layers=layers,
-        layer_types=["full_attention"] * layers,
+        layer_types=[("full_attention", "sliding_attention")[one] for one in sliding],
+        sliding_window_size=raw["sliding_window_size"],
         mlp_layer_types=["dense"] * layers,
         rope_parameters={
-            "full_attention": {"rope_type": "default", "rope_theta": raw["rope_theta"], "partial_rotary_factor": 1.0}
+            kind: {"rope_type": "default", "rope_theta": raw["rope_theta"], "partial_rotary_factor": 1.0}
+            for kind in ("full_attention", "sliding_attention")
         },
         attention_value_scale=None,
         attn_implementation="eager",
     )
+
+
+def of_hf(model, weights):
+    """MiMo weights for HF's module, whose layers with windows have sinks, and twice as many key heads."""
+    found = dict(weights)
+    for name in model.state_dict():
+        if name.endswith("self_attn.sinks"):
+            found[name] = torch.full((4,), -1e9)
+            for short in ("k_proj.weight", "v_proj.weight"):
+                heads = weights[name.replace("sinks", short)].unflatten(0, (2, 32))
+                found[name.replace("sinks", short)] = heads.repeat_interleave(2, dim=0).flatten(0, 1)
+    return found
 
 
 class MimoLayers:
@@ -100,7 +120,7 @@ class MimoLayers:
                 if name.startswith(("self_attn", "mlp", "input_layernorm", "pre_mlp_layernorm")):
                     name = name.replace("pre_mlp_layernorm", "post_attention_layernorm")
                     renamed[f"layers.0.{name}"] = value
-            model.load_state_dict(renamed)
+            model.load_state_dict(of_hf(model, renamed))
             self.models.append(model)
             self.caches.append(DynamicCache())
             self.parts.append(own)
@@ -165,7 +185,7 @@ class StepLayers:
 
 
 LAYERS = MtpRecipe.draft_layers
-LAYERS_OF = {"mimo": MimoLayers, "step": StepLayers}
+LAYERS_OF = {"mimo": MimoLayers, "windowed": MimoLayers, "step": StepLayers}
 
 
 def rows_of(trace, phase, committed, layer):
@@ -178,10 +198,12 @@ def rows_of(trace, phase, committed, layer):
     return sorted(picked, key=lambda i: ints["slot"][i])
 
 
-def test_mimos_target_equals_hf(pair, session):
+@pytest.mark.parametrize("kind", ["mimo", "windowed"])
+def test_mimos_target_equals_hf(pairs, sessions, kind):
+    pair, session = pairs[kind], sessions[kind]
     hf = MiMoV2FlashForCausalLM(mimo_config(pair, 3)).eval()
     weights = load_file(pair.target / "model.safetensors")
-    hf.load_state_dict({name: value for name, value in weights.items() if ".mtp." not in name})
+    hf.load_state_dict(of_hf(hf, {name: value for name, value in weights.items() if ".mtp." not in name}))
     tokens = torch.tensor(PROMPT)
     with torch.no_grad():
         theirs = hf(tokens[None]).logits[0]
@@ -431,7 +453,8 @@ def test_text_is_lossless_and_every_accept_length_occurs(sessions, kind):
     ("kind", "changes", "words"),
     [
         ("mimo", {"attention_value_scale": 0.707}, "attention_value_scale is 0.707; this reference builds only None"),
-        ("mimo", {"sliding_window_size": 128}, "sliding_window_size is 128"),
+        ("mimo", {"sliding_window_size": 0}, "sliding_window_size is 0 .*\n  allowed: a number of rows"),
+        ("windowed", {"hybrid_layer_pattern": [1, 0]}, r"hybrid_layer_pattern \[1, 0\]\n.* 3 entries of 0 or 1"),
         ("mimo", {"hybrid_layer_pattern": [0, 1, 0]}, r"hybrid_layer_pattern is \[0, 1, 0\]"),
         ("mimo", {"moe_layer_freq": [0, 1, 1]}, "moe_layer_freq"),
         ("mimo", {"partial_rotary_factor": 0.334}, "partial_rotary_factor"),
@@ -459,7 +482,7 @@ def test_a_target_that_is_more_than_what_is_built_here_is_refused(pairs, tmp_pat
     file = place / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(CheckpointError, match=words):
-        {"mimo": mtp.load_mimo_target, "step": mtp.load_step_target}[kind](place)
+        (mtp.load_step_target if kind == "step" else mtp.load_mimo_target)(place)
 
 
 @pytest.mark.parametrize("kind", CLOSE)

@@ -12,7 +12,7 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Op, Scenario, SpecConfig
 from harness.contract.trace import FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, RequestEnd, RowBuilder, Trace
 from reference.eagle1 import DraftHead
-from reference.llama import load_target as load_llama
+from reference.pairs import paper_target as load_llama
 from reference.session import ReferenceSession
 
 torch.set_num_threads(1)

@@ -51,8 +51,8 @@ def test_flush_parts_the_prompts_of_a_bare_engine():
 
 
 def test_log_of_a_bare_engine_is_read():
-    said = _read(["booted", '{"release": "0.5.13", "texts": [[1, 2]], "verifies": [3]}'])
-    assert (said.texts, said.verifies) == (((1, 2),), (3,))
+    said = _read(["booted", '{"release": "0.5.13", "texts": [[1, 2]], "verifies": [3], "took": {"boot": 35.0}}'])
+    assert (said.texts, said.verifies, said.took) == (((1, 2),), (3,), {"boot": 35.0})
     ended = _read(["booted", "RuntimeError: CUDA error: oh", "stopped after 5 s"])
     assert (ended.booted, ended.texts) == (True, None)
     assert ended.why == ("RuntimeError: CUDA error: oh", "stopped after 5 s")

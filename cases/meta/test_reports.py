@@ -39,6 +39,7 @@ CELL = {
         "observed": 8,
     },
     "text_identical": True,
+    "as_expected": False,
     "run": "runs/x",
 }
 MUTANT = {
@@ -55,7 +56,10 @@ MUTANT = {
     "text_identical": True,
     "why": "",
 }
-MATRIX = {"schema": 1, "cells": [CELL, {**CELL, "engine": "0.5.13", "verdict": "PASS", "first": None, "kinds": []}]}
+MATRIX = {
+    "schema": 1,
+    "cells": [CELL, {**CELL, "engine": "0.5.13", "verdict": "PASS", "first": None, "kinds": [], "as_expected": True}],
+}
 MUTANTS = {
     "schema": 1,
     "engine": "0.5.23",
@@ -320,7 +324,7 @@ WRONG = {
     "matrix-without-page": (["RUN", "--csv", "c", "--matrix", "x"], "--matrix is shown in the page only"),
     "matrix-not-there": (["RUN", "--html", "a.html", "--matrix", "x"], "eaglecheck matrix --engines"),
     "mutants-no-json": (["RUN", "--html", "a.html", "--mutants", "broken.json"], "broken.json is not what"),
-    "matrix-of-mutants": (["RUN", "--html", "a.html", "--matrix", "mutants.json"], "cells: Field required"),
+    "matrix-of-mutants": (["RUN", "--html", "a.html", "--matrix", "mutants.json"], "cells: it is missing"),
     "inside-the-run": (["RUN", "--csv", "RUN"], "name a place outside RUN"),
     "over-the-run": (["RUN", "--html", "RUN/manifest.json"], "name a place outside RUN"),
 }

@@ -137,6 +137,17 @@ def test_several_samples_are_submitted_where_nothing_else_is_alive(script, tmp_p
         checked(tmp_path, {"n": 2}, {}, {"rid": "b", "input_ids": [4]}, script=script)
 
 
+@pytest.mark.parametrize("kind", ["abort", "retract"])
+def test_samples_are_not_aborted_or_retracted_by_the_name_of_their_request(kind, tmp_path):
+    with pytest.raises(CaseError, match=rf"op '{kind}' names request 'a', .*\n  allowed: requests with n 1"):
+        checked(tmp_path, {"n": 2}, {}, script=[A, STEP, {"kind": kind, "rids": ["a"]}, DRAIN])
+
+
+def test_samples_are_not_to_be_refused(tmp_path):
+    with pytest.raises(CaseError, match=r"request 'a': expect 'refusal' with n above 1\n  allowed: n 1"):
+        checked(tmp_path, {"n": 2, "expect": "refusal"}, {}, script=[A, DRAIN])
+
+
 @pytest.mark.parametrize("script", [[A, B, DRAIN], [STEP, A, DRAIN, B, DRAIN], [B, DRAIN, STEP, A, DRAIN]])
 def test_several_samples_alone_or_before_others_are_taken(script, tmp_path):
     checked(tmp_path, {"n": 2}, {}, {"rid": "b", "input_ids": [4]}, script=script)

@@ -62,7 +62,9 @@ def test_defaults_are_those_of_the_format(title):
 
 def test_every_op_has_a_row():
     assert sorted(first_cells(section("script"))) == sorted(get_args(Op.model_fields["kind"].annotation))
-    assert set(Op.model_fields) == {"kind", "rids", "count", "name"}, "and what each of them takes"
+    assert set(Op.model_fields) == {"kind", "rids", "count", "name", "source", "selector", "mode"}, (
+        "and what each of them takes"
+    )
 
 
 def test_the_example_is_the_file_and_valid():

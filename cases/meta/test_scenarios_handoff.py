@@ -35,9 +35,9 @@ def test_each_side_may_get_a_request_at_a_step_of_its_own():
     ("script", "engine", "why"),
     [
         ((DECODE,), {}, "exactly once to the prefill side"),
-        (op("transfer", "lose"), {}, "allowed: hold, release, fail, drop, fake"),
+        (op("transfer", "lose"), {}, "allowed: hold, release, fail, drop, late, land, fake"),
         (op("transfer", "fake"), {}, "comes after the submit"),
-        (op("transfer", "hold"), ALONE, "set engine.disaggregation to true"),
+        (op("transfer", "hold"), ALONE, "with engine.disaggregation true"),
         (op("abort", "left"), {}, "allowed: prefill or decode"),
         (op("abort", "decode"), ALONE, "or none"),
         ((submit("a"),), {**ALONE, "disaggregation_decode_radix_cache": True}, "needs engine.disaggregation"),
@@ -53,11 +53,20 @@ def test_what_two_engines_cannot_do_is_refused(script, engine, why):
     [
         ({}, {"disaggregation_decode_radix_cache": True}, "0.5.13", "0.5.13 refuses", "0.5.23"),
         ({"plugin": "none"}, {}, "0.5.12.post1", "asks no plugin's algorithm", "0.5.13"),
+        ({}, {"rejection_sampling": True}, "0.5.17", "cannot draw such drafts", "0.5.23"),
+        (
+            {"algorithm": "MTP"},
+            {"rejection_sampling": True, "disaggregation": False},
+            "0.5.14",
+            "cannot draw",
+            "0.5.16",
+        ),
+        ({}, {"rejection_sampling": True, "disaggregation": False}, "0.5.13", "cannot draw", "0.5.14"),
     ],
-    ids=["a cache on a decode side", "a plugin"],
+    ids=["a cache on a decode side", "a plugin", "handed rejection", "layered rejection", "rejection"],
 )
 def test_releases_that_cannot_are_told_apart(spec, engine, too_old, why, release):
-    given = SpecConfig(**spec), EngineConfig(disaggregation=True, **engine)
+    given = SpecConfig(**spec), EngineConfig(**{"disaggregation": True, **engine})
     assert why in impossible(*given, version=too_old)
     assert impossible(*given, version=release) == ""
 
@@ -78,6 +87,24 @@ def test_a_pair_is_one_launch_with_another_beside_it(tmp_path):
     assert (prefill["disable_cuda_graph"], decode["disable_cuda_graph"]) == (True, False)
     assert decode["num_reserved_decode_tokens"] == 20
     assert launch.beside.beside is None
+
+
+def test_a_prefill_side_has_what_it_was_given_otherwise(tmp_path):
+    env = EngineEnv(version="0.5.23", python=tmp_path, pythonpath=(), torch="", ready=True)
+    own = {"max_total_tokens": 96, "radix_cache": False}
+    engine = EngineConfig(disaggregation=True, max_total_tokens=160, disaggregation_prefill=own)
+    launch = build_launch(env=env, spec=SpecConfig(), engine=engine, target=tmp_path, draft=tmp_path)
+    assert launch.beside is not None
+    sides = [one.boot["arguments"] for one in (launch, launch.beside)]
+    assert [side["max_total_tokens"] for side in sides] == [96, 160]
+    assert [side["disable_radix_cache"] for side in sides] == [True, False]
+    with pytest.raises(ValueError, match="disaggregation_prefill needs engine"):
+        Scenario(
+            name="x",
+            engine=EngineConfig(disaggregation_prefill=own),
+            requests=(request("a", 5, seed=1),),
+            script=(Op(kind="submit", rids=("a",)), Op(kind="drain")),
+        )
 
 
 def test_ranks_are_those_of_the_decode_side(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from cases.meta import handmade
 from cases.meta.judged import roots, with_round
 from harness.checks import judge
+from harness.checks.reads import NOT_RECORDED
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
 from harness.driving.tensor_ranks import compared
@@ -36,7 +37,7 @@ def test_ranks_that_do_the_same_pass_and_are_counted(made):
 def test_a_rank_that_was_not_seen_is_no_pass(made):
     scenario, engine, reference, _ = made
     verdict, _ = judge(scenario, engine, reference)
-    assert (verdict.outcome, verdict.reasons) == (Outcome.UNKNOWN, ("nothing compared: tp_rows",))
+    assert (verdict.outcome, verdict.reasons) == (Outcome.UNKNOWN, ("nothing compared: tp_rows", f"{NOT_RECORDED})"))
 
 
 @pytest.mark.parametrize(

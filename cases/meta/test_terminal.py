@@ -330,7 +330,7 @@ def test_a_known_issue_is_named_below_its_finding_once_a_run_and_by_its_id_from_
         id="F-012",
         title="A `title` of #26329",
         window="0.5.13 and later",
-        fixed="0.5.13 and later",
+        fixed_in="",
         link="",
         assume=True,
         predicted=True,

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from cases import trained_weights
 from cases.checkpoints import RECIPES, make
-from cases.recipes import Noise
-from cases.training.model import Head, Shape, Target
+from cases.recipes import Noise, TrainedEagle3Recipe
+from cases.training.model import Head, Target
 from cases.training.train import chain_loss, save
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import SpecConfig
@@ -26,7 +26,8 @@ torch.set_num_threads(1)
 
 NAMES = ("trained-eagle1", "trained-eagle3")
 KINDS = pytest.mark.parametrize("three", [False, True], ids=["eagle1", "eagle3"])
-SMALL = Shape(
+SMALL = TrainedEagle3Recipe(
+    name="small",
     vocab=40,
     hidden=32,
     intermediate=48,

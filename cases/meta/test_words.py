@@ -5,11 +5,18 @@ from __future__ import annotations
 import pytest
 
 from harness.contract.usage import meant
-from harness.contract.words import brief, counted
+from harness.contract.words import brief, counted, some
 
 
 def test_one_is_singular():
     assert [counted(number, "scenario") for number in range(3)] == ["0 scenarios", "1 scenario", "2 scenarios"]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"), [([], ""), (["a"], "a"), (["a", "b"], "a, b"), (["a", "b", "c", "d"], "a, b and 2 more")]
+)
+def test_a_long_list_is_cut_and_the_rest_counted(names, said):
+    assert some(names, 2) == said
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_every_family_has_its_night():
     ]
     on_a_gpu = re.search(r"--families (\S+)", shard)[1].split(",")
     on_a_cpu = load("nightly-cpu")["jobs"]["family"]["strategy"]["matrix"]["family"]
-    assert sorted([*on_a_gpu, *on_a_cpu]) == sorted(FAMILIES)
+    assert set(on_a_gpu) < set(on_a_cpu) == set(FAMILIES)
 
 
 def test_every_artifact_is_kept_whatever_happened():

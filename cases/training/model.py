@@ -9,37 +9,23 @@ Shapes: B sequences, T tokens of each, h width, V vocabulary, V' draft vocabular
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cases.recipes import TrainedEagle3Recipe
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """Sizes of the pair. aux_layers: layers whose outputs the EAGLE-3 head reads. draft_vocab: ids it can propose."""
-
-    vocab: int = 320
-    hidden: int = 256
-    intermediate: int = 640
-    layers: int = 5
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 64
-    rope_theta: float = 10000.0
-    max_position: int = 4096
-    eps: float = 1e-5
-    aux_layers: tuple[int, ...] = (0, 2, 3)
-    draft_vocab: int = 128
+#: Added to the mean square in every norm.
+EPS = 1e-5
 
 
-def rms(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+def rms(x: Tensor, weight: Tensor | None) -> Tensor:
     """x [...,h] over its root mean square, times weight [h]; as it is where there is no norm."""
     if weight is None:
         return x
     wide = x.float()
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)).to(x.dtype) * weight
 
 
 def rope(x: Tensor, theta: float) -> Tensor:
@@ -55,7 +41,7 @@ def rope(x: Tensor, theta: float) -> Tensor:
 class Layer(nn.Module):
     """One decoder layer. width: what attention reads a row; input_norm: whether that is normed here."""
 
-    def __init__(self, shape: Shape, *, width: int | None = None, input_norm: bool = True) -> None:
+    def __init__(self, shape: TrainedEagle3Recipe, *, width: int | None = None, input_norm: bool = True) -> None:
         super().__init__()
         s, width = shape, width or shape.hidden
         self.shape = s
@@ -87,11 +73,11 @@ class Layer(nn.Module):
         return F.linear(y.transpose(1, 2).flatten(2), self.o_proj.weight)
 
     def mlp(self, x: Tensor) -> Tensor:
-        y = rms(x, self.post_attention_layernorm, self.shape.eps)
+        y = rms(x, self.post_attention_layernorm)
         return x + F.linear(F.silu(self.gate_proj(y)) * self.up_proj(y), self.down_proj.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = rms(x, self.input_layernorm, self.shape.eps)
+        y = rms(x, self.input_layernorm)
         q, k, v = self.heads(y)
         return self.mlp(x + self.back(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
 
@@ -109,7 +95,7 @@ class Layer(nn.Module):
 class Target(nn.Module):
     """A Llama: embedding, layers, norm, head."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: TrainedEagle3Recipe) -> None:
         super().__init__()
         self.shape = shape
         self.embed = nn.Embedding(shape.vocab, shape.hidden)
@@ -126,7 +112,7 @@ class Target(nn.Module):
         states = [self.embed(tokens)]
         for layer in self.layers:
             states.append(layer(states[-1]))
-        states[-1] = rms(states[-1], self.norm, self.shape.eps)
+        states[-1] = rms(states[-1], self.norm)
         return self.head(states[-1]), states
 
 
@@ -139,7 +125,7 @@ class Head(nn.Module):
     ids: Tensor
     layer: Layer
 
-    def __init__(self, shape: Shape, *, three: bool, ids: Tensor) -> None:
+    def __init__(self, shape: TrainedEagle3Recipe, *, three: bool, ids: Tensor) -> None:
         super().__init__()
         s = shape
         self.shape, self.three = s, three
@@ -168,9 +154,7 @@ class Head(nn.Module):
         """
         s, layer, number = self.shape, self.layer, len(cache)
         if self.three:
-            read = torch.cat(
-                (rms(embedded, layer.input_layernorm, s.eps), rms(hidden, self.hidden_norm, s.eps)), dim=-1
-            )
+            read = torch.cat((rms(embedded, layer.input_layernorm), rms(hidden, self.hidden_norm)), dim=-1)
             residual = hidden
         else:
             read = residual = self.fc(torch.cat((embedded, hidden), dim=-1))
@@ -196,5 +180,5 @@ class Head(nn.Module):
 
     def logits(self, g: Tensor, target: Target) -> Tensor:
         """[B,T,V'] for EAGLE-3, [B,T,V] for EAGLE-1"""
-        normed, head = (rms(g, self.norm, self.shape.eps), self.lm_head) if self.three else (g, target.head)
+        normed, head = (rms(g, self.norm), self.lm_head) if self.three else (g, target.head)
         return F.linear(normed, head.weight)

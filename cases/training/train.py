@@ -11,7 +11,6 @@ of the row before, and attends what a chain of s drafts would find in its cache.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import sys
@@ -27,7 +26,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cases.training.model import Head, Layer, Shape, Target
+from cases import llama_weights
+from cases.recipes import TrainedEagle3Recipe
+from cases.training.model import EPS, Head, Layer, Target
+from harness.contract import plain_files
 
 BOS, EOS = 256, 257
 
@@ -81,7 +83,7 @@ class Trainer:
             print(f"{self._label}: step {self.steps}, loss {loss.item():.3f}, {self.used:.0%} of the time", flush=True)
 
 
-def train_target(shape: Shape, text: Tensor, *, seconds: float) -> Target:
+def train_target(shape: TrainedEagle3Recipe, text: Tensor, *, seconds: float) -> Target:
     """A language model of `text`."""
     torch.manual_seed(0)
     device = text.device.type
@@ -146,30 +148,10 @@ def chain_loss(
     return loss, hits
 
 
-def config(shape: Shape, architecture: str, layers: int) -> dict[str, Any]:
+def config(shape: TrainedEagle3Recipe, architecture: str, layers: int) -> dict[str, Any]:
     """A Llama config as Hugging Face writes it."""
-    return {
-        "architectures": [architecture],
-        "model_type": "llama",
-        "vocab_size": shape.vocab,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": shape.max_position,
-        "rms_norm_eps": shape.eps,
-        "rope_theta": shape.rope_theta,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "bos_token_id": BOS,
-        "eos_token_id": EOS,
-        "torch_dtype": "float16",
-        "use_cache": True,
-    }
+    own = {"rms_norm_eps": EPS, "bos_token_id": BOS, "eos_token_id": EOS, "torch_dtype": "float16"}
+    return llama_weights.config(shape, layers=layers, architecture=architecture) | own
 
 
 def write(folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -227,7 +209,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    shape, text = Shape(), corpus().to(options.device)
+    shape, text = TrainedEagle3Recipe(name="trained-eagle3"), corpus().to(options.device)
     target = train_target(shape, text, seconds=options.seconds)
     target.requires_grad_(False)
     for parameter in target.parameters():  # heads are trained for the numbers that are kept
@@ -243,7 +225,7 @@ def main() -> None:
         "shape": asdict(shape),
         "agrees": {"eagle3": agreed3, "eagle1": agreed1},
         "files": {
-            path.relative_to(options.out).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            path.relative_to(options.out).as_posix(): plain_files.sha256(path)
             for path in sorted(options.out.glob("*/*"))
         },
     }

@@ -53,7 +53,7 @@ def run_again(folder: Path, *, replay: bool = True) -> str:
 def _scenario(file: Path, manifest: Mapping[str, Any]) -> list[str]:
     """The option for a stored scenario: its file, or what it was called where that cannot be used any more."""
     if _as_written(file):
-        return ["--scenario-file", str(_short(file))]
+        return ["--scenario-file", str(short(file))]
     name = _name(file.parent, manifest)
     return ["--scenario", name] if name else []
 
@@ -149,6 +149,6 @@ def _list(value: object) -> list[str]:
     return [str(one) for one in value] if isinstance(value, list) else []
 
 
-def _short(path: Path) -> Path:
+def short(path: Path) -> Path:
     """As it would be typed from here."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -21,17 +21,20 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "pool": ("free", "when"),
     "turn": ("running", "waiting"),
     "coins": ("round", "coins", "thresholds", "rule"),
+    "changed": ("round", "phase", "step", "rids", "attempts", "committed", "slots"),
     "again": ("round", "step", "rows"),
     "handed": ("round", "rids", "prefixes"),
     "unbuilt": ("round", "rids"),
     "idle_state": ("round", "phase"),
     "busy_state": ("round", "phase"),
     "tails": ("round", "rids", "attempts", "committed", "holes", "wrong"),
+    "window": ("round", "phase", "window", "rids", "attempts", "committed", "rows", "held_from", "gone", "shared"),
     "abort": ("rid",),
     "answer": ("rid", "meta", "pieces"),
     "logprobs": ("rid", "first", "own", "scales", "top_ids", "top_values", "ids"),
     "transfer": ("rid",),
     "update": ("what", "success", "message"),
+    "memory": ("what", "success", "message"),
     "tp_rank": ("tp_rank", "rows"),
     "tp_differs": ("tp_rank", "round", "phase", "step", "column", "first_rank", "this_rank"),
 }
@@ -66,8 +69,10 @@ class _Said(BaseModel):
     rids: tuple[str, ...] = ()
     attempt: int = 0
     attempts: tuple[int, ...] = ()
+    slots: tuple[tuple[int, ...], ...] = ()
     committed: int | tuple[int, ...] = 0
     round: int = -1
+    window: int = 0
     step: int = 0
     phase: str = ""
     side: str = ""
@@ -82,6 +87,8 @@ class _Said(BaseModel):
     ranks: tuple[_Rank, ...] = ()
     free: int = 0
     evictable: int = 0
+    window_free: int = 0
+    window_evictable: int = 0
     metadata: int = 0
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
@@ -98,6 +105,9 @@ class _Said(BaseModel):
     prefixes: tuple[int, ...] = ()
     holes: tuple[int, ...] = ()
     wrong: tuple[int, ...] = ()
+    held_from: tuple[int, ...] = ()
+    gone: tuple[int, ...] = ()
+    shared: tuple[int, ...] = ()
     tp_rank: int = 0
     column: str = ""
     meta: dict[str, Any] = {}
@@ -111,6 +121,8 @@ class _Said(BaseModel):
     kept: tuple[int, ...] = ()
 
 
+#: Events whose lists have an entry a request.
+A_SHARE, OF_ALL = ("tails", "window"), ("round", "phase", "window")
 #: Keys that have one type in every event that says them.
 KEYS_READ = frozenset(_Said.model_fields)
 
@@ -124,7 +136,7 @@ def unfit(name: str, data: dict[str, Any]) -> str:
         said = validated(data, _Said)
     except BadDocument as error:
         return f"event {name!r}: {error}"
-    shares = [getattr(said, key) for key in NEEDS["tails"] if key != "round"] if name == "tails" else []
-    if any(not isinstance(one, tuple) or len(one) != len(said.rids) for one in shares):
-        return "event 'tails': its lists are of different lengths\n  allowed: one entry a request in each"
+    shares = [data[key] for key in NEEDS[name] if key not in OF_ALL] if name in A_SHARE else []
+    if any(not isinstance(one, list | tuple) or len(one) != len(said.rids) for one in shares):
+        return f"event {name!r}: its lists are of different lengths\n  allowed: one entry a request in each"
     return ""

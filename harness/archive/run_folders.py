@@ -27,13 +27,23 @@ SHOWN = 5
 RUN_NAME = re.compile(r"\d{8}-\d{4}-[0-9a-f]{4}")
 
 
+def is_ours(folder: Path) -> bool:
+    """Whether a folder holds something that we write, by its names only."""
+    return any((folder / name).exists() for name in OWN)
+
+
+def is_case(folder: Path) -> bool:
+    """Whether a folder is one scenario's, or a reproducer; by its names only, so a damaged one is found too."""
+    return any((folder / name).exists() for name in (SCENARIO, FINDINGS))
+
+
 def whole(folder: Path) -> Path | None:
     """The run or night that a run's, a scenario's or a reproducer's folder lies in, or is; None if it is none of them.
 
     It looks at names only, so a damaged one is found too.
     """
     place = folder.resolve()
-    if not any((place / name).exists() for name in OWN):
+    if not is_ours(place):
         return None
     outer = place.parent.parent if place.parent.name in REPRODUCERS else place.parent
     inner = place != outer and ((place / SCENARIO).exists() or place.parent.name in REPRODUCERS)
@@ -73,7 +83,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def unfinished(folder: Path) -> str:
-    """Why a run that nobody writes any more has no verdict, as the end of "the run is …"."""
+    """Why a run, or a scenario, that nobody writes any more has no verdict, as the end of "it is …"."""
     if (folder / VERDICT).exists():
         return f"incomplete: its {VERDICT} is damaged, so it is not known how it ended"
     return f"incomplete: it has no {VERDICT}, so it was cut off while running"

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from harness.archive import digests
-from harness.archive.again import run_again
+from harness.archive.again import run_again, short
 from harness.archive.facts import contradiction
 from harness.archive.records import (
     STORE_VERSION,
@@ -66,7 +66,16 @@ class NotThere(StoreError):
         self.wrong, self.instead = wrong, instead
 
 
-class DamagedError(StoreError):
+class UnreadableError(StoreError):
+    """A file of a folder of ours that is missing, damaged or newer: nothing is said of what it was part of."""
+
+    exit_code = 3
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"verdict UNKNOWN: {text}")
+
+
+class DamagedError(UnreadableError):
     """A file that is not whole JSON."""
 
 
@@ -110,7 +119,7 @@ class RunReader:
             raise NotThere(
                 f"{why}: looked for a run, a scenario or a reproducer\n  {said}", wrong=folder, instead=nearest
             )
-        if not (folder / MANIFEST).exists():
+        if not any((folder / name).exists() for name in (MANIFEST, EVENTS, VERDICT)):
             raise StoreError(f"{folder} is not a run folder: it has no {MANIFEST}\n  {known_runs(folder)}")
         folder = folder.resolve()
         manifest = read_model(folder / MANIFEST, RunManifest)
@@ -136,21 +145,6 @@ class RunReader:
         """Every scenario, one at a time: traces can be large. reference False: its trace is not looked at."""
         return (read_case(folder, reference=reference) for folder in self.scenario_folders())
 
-    def events(self) -> list[dict[str, Any]]:
-        """The lines of engine.jsonl; a half line ending an incomplete run is left out."""
-        path = self.folder / EVENTS
-        if not path.exists():
-            return []
-        content = _bytes(path)
-        lines = content.split(b"\n")
-        cut_off = bool(lines[-1]) and self.verdict is None
-        found = [
-            _json_object(path, number, line) for number, line in enumerate(lines[: -1 if cut_off else None], 1) if line
-        ]
-        if self.verdict is not None:
-            _unchanged(path, content)
-        return found
-
 
 def read_case(folder: Path, *, reference: bool = True) -> StoredScenario:
     """One scenario folder or reproducer folder. reference False: its trace is not looked at, whatever is left of it."""
@@ -159,6 +153,8 @@ def read_case(folder: Path, *, reference: bool = True) -> StoredScenario:
     engine = read_trace(folder, "engine")
     if (folder.parent / MANIFEST).exists():
         _agree(folder.parent / MANIFEST, read_model(folder.parent / MANIFEST, RunManifest).engine, engine)
+    if (folder / MANIFEST).exists():
+        _agree(folder / MANIFEST, read_model(folder / MANIFEST, ReproducerManifest), engine)
     return StoredScenario(
         folder=folder,
         scenario=scenario,
@@ -192,15 +188,19 @@ def reproducers_in(run: Path) -> list[Path]:
     return sorted(path.parent for name in (REPRODUCERS, "specimens") for path in run.glob(f"{name}/*/{MANIFEST}"))
 
 
+def reproducer_of(folder: Path) -> Path | None:
+    """The reproducer that a run left for a scenario, as it is typed from here, or what is one; None: not (any more)."""
+    beside = [folder] if (folder / MANIFEST).is_file() else reproducers_in(folder.parent)
+    return next((short(place) for place in beside if place.name == folder.name), None)
+
+
 def read_reproducer(folder: Path) -> tuple[ReproducerManifest, StoredScenario]:
     """What `write_reproducer` wrote. StoreError for anything else, a whole run among it."""
     if not (folder / SCENARIO).exists() and (folder / EVENTS).exists():
         inside = reproducers_in(folder)
         some = str(inside[0]) if inside else "there is none in it"
         raise StoreError(f"{folder} is a run; expected a reproducer\n  one of its reproducers:  {some}")
-    manifest, case = read_model(folder / MANIFEST, ReproducerManifest), read_case(folder)
-    _agree(folder / MANIFEST, manifest, case.engine)
-    return manifest, case
+    return read_model(folder / MANIFEST, ReproducerManifest), read_case(folder)
 
 
 def started_with(manifest: ReproducerManifest, case: StoredScenario) -> tuple[tuple[str, ...], str]:
@@ -215,7 +215,7 @@ def started_with(manifest: ReproducerManifest, case: StoredScenario) -> tuple[tu
 def _agree(path: Path, said: BaseModel, engine: Trace) -> None:
     """StoreError for a manifest that is of another engine than the trace."""
     if wrong := contradiction(said, engine.header):
-        raise StoreError(f"{path} is not of the engine that was driven: {wrong}\n  {_again(path)}")
+        raise UnreadableError(f"{path} is not of the engine that was driven: {wrong}\n  {_again(path)}")
 
 
 def read_model(path: Path, model: type[Model], *, upgrade: Callable[[Any], Any] = lambda content: content) -> Model:
@@ -224,7 +224,7 @@ def read_model(path: Path, model: type[Model], *, upgrade: Callable[[Any], Any] 
     try:
         today = upgrade(_json_object(path, 1, content))
     except BadDocument as error:
-        raise StoreError(f"{path}, line 1: {error}\n  {_again(path)}") from error
+        raise UnreadableError(f"{path}, line 1: {error}\n  {_again(path)}") from error
     found = _validated(path, model, today)
     _unchanged(path, content)  # last: whoever finds out more says more
     return found
@@ -235,9 +235,9 @@ def _bytes(path: Path, *, gone: str = "it was there a moment ago") -> bytes:
     try:
         return plain_files.content(path)
     except FileNotFoundError as error:
-        raise StoreError(f"{path} is missing: {gone}\n  {_again(path)}") from error
+        raise UnreadableError(f"{path} is missing: {gone}\n  {_again(path)}") from error
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}\n  {_again(path)}") from error
+        raise UnreadableError(f"{path} cannot be read: {error.strerror}\n  {_again(path)}") from error
 
 
 def _unchanged(path: Path, content: bytes) -> None:
@@ -252,23 +252,23 @@ def _unchanged(path: Path, content: bytes) -> None:
 
 
 def _check_sums(folder: Path, verdict: RunVerdict) -> None:
-    """The digests of a whole run's scenarios are there and are those that it ended with."""
+    """The events of a whole run, and the digests of its scenarios, are there and are those that it ended with."""
     kept = digests.read_sums(folder)
     inner = {f"{one.scenario}-{one.scenario_id}/{digests.SUMS}" for one in verdict.scenarios}
     if kept and set(kept) - {EVENTS} != {MANIFEST, VERDICT, *inner}:
         raise _damaged(folder / digests.SUMS, "other names than those of the run's files")
-    for name in sorted(inner if kept else ()):
+    for name in sorted(set(kept) - {MANIFEST, VERDICT}):
         path = folder / name
         if path.parent.is_dir() and not path.is_file():
-            raise StoreError(
+            raise UnreadableError(
                 f"{path} is missing: it was there when the run ended\n  {_again(path)}\n  {_on_purpose(path)}"
             )
         if path.is_file() and digests.changed(kept, name, _bytes(path)):
             raise _damaged(path)
 
 
-def _damaged(path: Path, found: str = digests.CHANGED) -> StoreError:
-    return StoreError(f"{path} is damaged: {found}\n  {_again(path)}\n  {_on_purpose(path)}")
+def _damaged(path: Path, found: str = digests.CHANGED) -> UnreadableError:
+    return UnreadableError(f"{path} is damaged: {found}\n  {_again(path)}\n  {_on_purpose(path)}")
 
 
 def _on_purpose(path: Path) -> str:
@@ -284,20 +284,20 @@ def _json_object(path: Path, line: int, content: bytes) -> dict[str, Any]:
     except NotJSON as error:
         raise DamagedError(f"{path}, line {line}: not whole JSON ({error})\n  {_again(path)}") from error
     if not isinstance(found, dict):
-        raise StoreError(f"{path}, line {line}: {shown(found)}, not an object\n  {_again(path)}")
+        raise UnreadableError(f"{path}, line {line}: {shown(found)}, not an object\n  {_again(path)}")
     return found
 
 
 def _validated(path: Path, model: type[Model], content: dict[str, Any], *, line: int = 1) -> Model:
     version = content.get("store_version")
     if isinstance(version, int) and version > STORE_VERSION:
-        raise StoreError(
+        raise UnreadableError(
             f"{path} has store version {version}; this eaglecheck reads up to {STORE_VERSION}\n  update eaglecheck"
         )
     try:
         return validated(content, model)
     except BadDocument as error:
-        raise StoreError(f"{path}, line {line}: {error}\n  {_again(path)}") from error
+        raise UnreadableError(f"{path}, line {line}: {error}\n  {_again(path)}") from error
 
 
 def _again(path: Path) -> str:

@@ -233,7 +233,7 @@ def _read_head(file: Path, written: bytes, side: str) -> _Head:
         raise damaged(file, str(error), "JSON, whole") from error
     except BadDocument as error:
         found, _, allowed = str(error).partition("\n  allowed")
-        raise damaged(file, found, allowed.strip() or "what eaglecheck writes") from error
+        raise damaged(file, found, allowed.strip(": ") or "what eaglecheck writes") from error
     if head.side != side:
         raise damaged(file, f"the trace of side {head.side!r}", f"side {side!r}")
     return head

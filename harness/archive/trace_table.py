@@ -12,23 +12,36 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.archive.trace_faults import check_version, damaged
-from harness.contract.trace import FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, STRING_COLUMNS, TRACE_SCHEMA, Ragged, Rows
+from harness.contract.trace import (
+    ADDED,
+    FLOAT_COLUMNS,
+    INT_COLUMNS,
+    LIST_COLUMNS,
+    STRING_COLUMNS,
+    TRACE_SCHEMA,
+    Ragged,
+    Rows,
+)
 
 VERSION_KEY = b"eaglecheck.trace"
 #: Columns as traces of schema 1 have them.
 OLD_NAMES = {"epoch": "attempt", "tick": "scheduler_step"}
 
+#: The first schema with the columns of `ADDED`.
+ADDED_IN = 3
+
 #: What each list column holds on disk.
 LIST_TYPES: dict[type, pa.DataType] = {np.int64: pa.int64(), np.float32: pa.float32()}
 
 
-def arrow_schema() -> pa.Schema:
+def arrow_schema(version: int = TRACE_SCHEMA) -> pa.Schema:
     """The columns of `<side>.parquet`, in order, with the version in the metadata."""
     fields = [pa.field(name, pa.int64()) for name in INT_COLUMNS]
     fields += [pa.field(name, pa.dictionary(pa.int32(), pa.string())) for name in STRING_COLUMNS]
     fields += [pa.field(name, pa.float32()) for name in FLOAT_COLUMNS]
     fields += [pa.field(name, pa.list_(LIST_TYPES[kind])) for name, kind in LIST_COLUMNS.items()]
-    return pa.schema(fields, metadata={VERSION_KEY: str(TRACE_SCHEMA).encode()})
+    fields = [field for field in fields if version >= ADDED_IN or field.name not in ADDED]
+    return pa.schema(fields, metadata={VERSION_KEY: str(version).encode()})
 
 
 def rows_bytes(rows: Rows) -> bytes:
@@ -56,13 +69,13 @@ def _list_array(column: Ragged, kind: type) -> pa.Array:
 
 def read_rows(file: Path, content: bytes, row_count: int) -> Rows:
     """The rows in `content`, which is what `file` holds; TraceError if it is unfit, or holds not so many."""
-    wanted = arrow_schema()
     try:
         parquet = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
         schema = _in_todays_names(parquet.schema_arrow)
         version = (schema.metadata or {}).get(VERSION_KEY, b"")
         if version.isdigit():
             check_version(file, int(version))
+        wanted = arrow_schema(int(version) if version.isdigit() else TRACE_SCHEMA)
         if set(schema.names) != set(wanted.names) or not schema.equals(wanted) or not version.isdigit():
             raise damaged(
                 file, _schema_difference(schema, wanted), "the columns of harness/contract/trace.py with our version"
@@ -96,11 +109,18 @@ def _schema_difference(schema: pa.Schema, wanted: pa.Schema) -> str:
 
 
 def _rows(table: pa.Table) -> Rows:
+    there = set(table.column_names)
+    ints = {name: table.column(name).to_numpy().astype(np.int64) for name in INT_COLUMNS if name in there}
+    lists = {
+        name: _ragged(table.column(name).combine_chunks(), kind) for name, kind in LIST_COLUMNS.items() if name in there
+    }
+    ints |= {name: np.full(table.num_rows, -1, dtype=np.int64) for name in INT_COLUMNS if name not in there}
+    lists |= {name: Ragged.of([()] * table.num_rows, kind) for name, kind in LIST_COLUMNS.items() if name not in there}
     return Rows(
-        ints={name: table.column(name).to_numpy().astype(np.int64) for name in INT_COLUMNS},
+        ints=ints,
         strings={name: np.asarray(table.column(name).to_pylist(), dtype=object) for name in STRING_COLUMNS},
         floats={name: table.column(name).to_numpy().astype(np.float32) for name in FLOAT_COLUMNS},
-        lists={name: _ragged(table.column(name).combine_chunks(), kind) for name, kind in LIST_COLUMNS.items()},
+        lists=lists,
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.bisect.repository import PYTHON, Repository
@@ -16,39 +16,41 @@ SPECULATIVE = re.compile(r"speculative|eagle|nextn|_mtp|spec_(info|utils|decod)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
-    """One file and how many lines came and went. state: what became of the file itself."""
+    """One file and how many lines came and went. state: what became of the file itself.
+
+    on_path: whether it made the value that is first wrong, or read it.
+    """
 
     path: str
     added: int
     removed: int
     state: str = "changed"
+    on_path: bool = False
 
 
-def changed_files(old: Path, new: Path) -> tuple[Changed, ...]:
-    """Speculative files that differ between two `sglang` package folders, those in both first, most changed first."""
-    before, after = _files(old), _files(new)
+def changed_files(old: Path, new: Path, *, path: Sequence[str] = ()) -> tuple[Changed, ...]:
+    """Speculative files that differ between two `sglang` package folders, those in both first, most changed first.
+
+    path: the files, as sglang/srt/…, that made and read the value first seen wrong; they come first.
+    """
+    before, after = _files(old, path), _files(new, path)
     found = (_compare(name, before.get(name), after.get(name)) for name in sorted({*before, *after}))
-    return tuple(sorted(filter(None, found), key=_order))
+    return _sorted(filter(None, found), path)
 
 
-def on_the_path(changed: Sequence[Changed], files: Sequence[str]) -> tuple[Changed, ...]:
-    """The same with these files first: what made the value that is first wrong, and what read it."""
-    return tuple(sorted(changed, key=lambda one: files.index(one.path) if one.path in files else len(files)))
-
-
-def changed_between(repository: Repository, old: str, new: str) -> tuple[Changed, ...]:
+def changed_between(repository: Repository, old: str, new: str, *, path: Sequence[str] = ()) -> tuple[Changed, ...]:
     """The same between two commits, as git counts."""
     found = [
         Changed(
-            path=path.removeprefix(f"{PYTHON}/"),
+            path=name.removeprefix(f"{PYTHON}/"),
             added=int(added),
             removed=int(removed),
-            state=_state(repository, old, new, path),
+            state=_state(repository, old, new, name),
         )
-        for added, removed, path in repository.numstat(old, new)
-        if path.endswith(".py") and _speculative(path)
+        for added, removed, name in repository.numstat(old, new)
+        if name.endswith(".py") and (_speculative(name) or name.removeprefix(f"{PYTHON}/") in path)
     ]
-    return tuple(sorted(found, key=_order))
+    return _sorted(found, path)
 
 
 def _state(repository: Repository, old: str, new: str, path: str) -> str:
@@ -61,13 +63,17 @@ def _speculative(path: str) -> bool:
     return bool(SPECULATIVE.search(path)) and "/test" not in f"/{path}"
 
 
-def _order(one: Changed) -> tuple[bool, int, str]:
-    return one.state != "changed", -(one.added + one.removed), one.path
+def _sorted(changed: Iterable[Changed], path: Sequence[str]) -> tuple[Changed, ...]:
+    def order(one: Changed) -> tuple[int, bool, int, str]:
+        at = path.index(one.path) if one.on_path else len(path)
+        return at, one.state != "changed", -(one.added + one.removed), one.path
+
+    return tuple(sorted((replace(one, on_path=one.path in path) for one in changed), key=order))
 
 
-def _files(package: Path) -> Mapping[str, Path]:
-    found = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
-    return {name: path for name, path in found.items() if _speculative(name)}
+def _files(package: Path, path: Sequence[str]) -> Mapping[str, Path]:
+    found = {file.relative_to(package).as_posix(): file for file in package.rglob("*.py")}
+    return {name: file for name, file in found.items() if _speculative(name) or f"sglang/{name}" in path}
 
 
 def _compare(name: str, old: Path | None, new: Path | None) -> Changed | None:

@@ -17,6 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from harness.bisect.repository import PROJECT, PYTHON, Repository
+from harness.contract.words import some
 
 #: This many pins are named in a reason.
 NAMED = 3
@@ -97,9 +98,8 @@ def misfit(commit: Needs, release: Needs, *, version: str) -> str:
         names = sorted(
             name for name in {*commit.pins, *release.pins} if commit.pins.get(name) != release.pins.get(name)
         )
-        named = ", ".join(_difference(name, commit, release) for name in names[:NAMED])
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        return f"its pins are not those of {version}: {named}{more}"
+        differences = [_difference(name, commit, release) for name in names]
+        return f"its pins are not those of {version}: {some(differences, NAMED)}"
     if commit.compiled.keys() != release.compiled.keys():
         names = sorted(commit.compiled.keys() ^ release.compiled.keys())
         return f"its compiled parts are not those of {version}: {', '.join(names)}"

@@ -1,14 +1,11 @@
 """Worktrees of a checkout that is not ours, in a folder of our own, and the certainty that they go again.
 
-A folder is held by a lock for as long as its process lives; what a killed one left is removed by the next. It must not
-know what the trees are for.
+What a killed search left is removed by the next. It must not know what the trees are for.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -17,8 +14,10 @@ from pathlib import Path
 
 from harness.bisect.repository import PYTHON, GitError, Repository, run_git
 from harness.engines.closure import home
+from harness.engines.scratch import ScratchFolder, abandoned
 
-OWNER = "owner"
+#: Beside the worktrees: a file with the folder of their repository.
+REPOSITORY = "repository"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +49,16 @@ def workshop(repository: Repository) -> Iterator[Workshop]:
     """A folder under EAGLECHECK_HOME, removed with every worktree in it."""
     root = home() / "bisect"
     root.mkdir(parents=True, exist_ok=True)
-    _sweep(root)
-    folder = root / f"{os.getpid()}-{secrets.token_hex(3)}"
-    folder.mkdir()
-    with (folder / OWNER).open("w") as owner:
-        fcntl.flock(owner, fcntl.LOCK_EX)
-        owner.write(f"{repository.folder}\n")
-        owner.flush()
+    with abandoned(root) as found:
+        for folder in found:
+            _clear(folder)
+    with ScratchFolder(root=root) as name:
+        folder = Path(name)
+        (folder / REPOSITORY).write_text(str(repository.folder))
         try:
             yield Workshop(folder=folder, repository=repository)
         finally:
-            _clear(repository, folder)
+            _clear(folder)
 
 
 def _link(package: Path, into: Path) -> None:
@@ -70,21 +68,10 @@ def _link(package: Path, into: Path) -> None:
             there.symlink_to(built)
 
 
-def _sweep(root: Path) -> None:
-    """Remove folders whose process is gone."""
-    for folder in root.iterdir():
-        try:
-            with (folder / OWNER).open() as owner:
-                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _clear(Repository(folder=Path(owner.read().strip())), folder)
-        except OSError:  # held by a living one, or not whole yet
-            continue
-
-
-def _clear(repository: Repository, folder: Path) -> None:
-    for path in folder.iterdir():
-        if (path / ".git").is_file():
-            _remove(repository, path)
+def _clear(folder: Path) -> None:
+    """Remove it, and its worktrees as git wants them removed."""
+    for path in folder.glob("*/.git"):
+        _remove(Repository(folder=Path((folder / REPOSITORY).read_text())), path.parent)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -105,6 +105,10 @@ _DP_0_5_23 = (*_DP_OLD, ("sglang.srt.distributed.parallel_state", "unregistered"
 _IDLE = (("sglang.srt.layers.attention.triton_backend", "idle_metadata", ""),)
 
 #: What the overlap loop needs on a CPU; from 0.5.17 on SGLang takes it back there for everything that speculates.
+LORA_ON_A_CPU: tuple[Patch, ...] = (
+    ("sglang.srt.lora.layers", "unpinned", ""),
+    ("sglang.srt.lora.backend.torch_backend", "unpinned", "everywhere"),
+)
 OVERLAP_ON_A_CPU: tuple[Patch, ...] = (
     ("sglang.srt.managers.scheduler", "record_stream", ""),
     ("sglang.srt.arg_groups.speculative_hook", "kept", "_disable_overlap_schedule_for_cpu"),

@@ -27,22 +27,6 @@ class NoSmi(SmiError):
     """There is no nvidia-smi here."""
 
 
-class SmiFailed(SmiError):
-    """It ended with an exit code; `said` is what it printed."""
-
-    def __init__(self, code: int, said: str) -> None:
-        super().__init__(f"nvidia-smi failed (exit {code}): {said or 'it printed nothing'}")
-        self.code, self.said = code, said
-
-
-class OtherAnswer(SmiError):
-    """A line without the values asked for."""
-
-    def __init__(self, line: str, count: int) -> None:
-        super().__init__(f"nvidia-smi answered {line!r}, and {count} values were asked for")
-        self.line = line
-
-
 class CardError(Exception):
     """No card can be used as asked; the text names what was found and what to do."""
 
@@ -114,17 +98,18 @@ def query(subject: str, fields: Sequence[str], *, seconds: float) -> list[dict[s
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SmiError(f"nvidia-smi cannot be asked: {error}") from error
     if done.returncode:
-        raise SmiFailed(done.returncode, (done.stdout + done.stderr).strip())
+        said = (done.stdout + done.stderr).strip() or "it printed nothing"
+        raise SmiError(f"nvidia-smi failed (exit {done.returncode}): {said}")
     return [values(line, fields) for line in done.stdout.splitlines() if line.strip()]
 
 
 def values(line: str, fields: Sequence[str]) -> dict[str, str]:
-    """The values of one line; OtherAnswer where there are too few, or too many without a name among them."""
+    """The values of one line; SmiError where there are too few, or too many without a name among them."""
     parts = [part.strip() for part in line.split(",")]
     over = len(parts) - len(fields)
     name = next((place for place, field in enumerate(fields) if field in NAMES), None)
     if over < 0 or (over and name is None):
-        raise OtherAnswer(line, len(fields))
+        raise SmiError(f"nvidia-smi answered {line!r}, and {len(fields)} values were asked for")
     if name is not None:
         parts[name : name + over + 1] = [", ".join(parts[name : name + over + 1])]
     return dict(zip(fields, parts, strict=True))

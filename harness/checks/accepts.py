@@ -11,14 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from harness.checks.evidence import Evidence, Table, tabulate
 from harness.checks.registry import CheckResult, register
-from harness.checks.set_aside import set_aside
+from harness.checks.set_aside import unread
 from harness.contract.batches import Share
 from harness.contract.providers import is_witness
-from harness.contract.tolerance import budget_for, tie_limit
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Kind, Phase, Policy
 
@@ -155,13 +152,15 @@ def _walks(evidence: Evidence, rids: set[str], event: str, *, nothing: str) -> C
     if not rids or is_witness(evidence.reference.header):
         return result  # it knows no probabilities: the verdict says so
     decided, truth = _decided(evidence.reference, Phase.ACCEPT, event), tabulate(evidence.reference.rows)
-    unread = set_aside(evidence).unread  # check `grammar` says why
+    left = list[str]()
     for share, rows in evidence.table.each(Phase.ACCEPT):
         if share[1] in rids and share in decided:
             _judge_sampled(evidence, share, rows, _walked(truth, truth.of(share, Phase.ACCEPT)), decided[share], result)
-        elif share[1] in rids - unread:
-            result.unknown.append(f"{event} acceptance of {share[1]} not judged: {nothing}")
-    result.unknown = list(dict.fromkeys(result.unknown))
+        elif share[1] in rids:
+            left.append(share[1])
+    aside = unread(evidence) if left else frozenset()  # check `grammar` says why
+    missed = (rid for rid in dict.fromkeys(left) if rid not in aside)
+    result.unknown = [f"{event} acceptance of {rid} not judged: {nothing}" for rid in missed]
     return result
 
 
@@ -179,21 +178,7 @@ def _limit(evidence: Evidence, decided: dict[str, Any]) -> float:
     """Margins nearer than this are ties: of probability where something was drawn, of logits else."""
     if not evidence.scenario.request(decided["rid"]).greedy:
         return NEAREST.get(evidence.dtype, NEAREST["bfloat16"])
-    scale, noise = target_scale(evidence, decided["rid"])
-    return tie_limit(scale=scale, budget=budget_for(evidence.dtype), noise=noise)
-
-
-def target_scale(evidence: Evidence, rid: str) -> tuple[float, float]:
-    """Greatest |logit| the reference has for the request's target rows, and the most that rounding does to
-    logits there (NaN if that is not measured)."""
-    assert evidence.reference is not None
-    rows = evidence.reference.rows
-    wanted = (rows.strings["rid"] == rid) & np.isin(rows.strings["phase"].astype(str), (Phase.PREFILL, Phase.VERIFY))
-    indices = np.flatnonzero(wanted)
-    logits = (rows.lists["top_logits"][row] for row in indices.tolist())
-    scale = max((float(np.abs(row).max(initial=0.0)) for row in logits), default=0.0)
-    noise = evidence.logit_noise.expected[indices]
-    return scale, float(np.nanmax(noise)) if np.isfinite(noise).any() else float("nan")
+    return evidence.choice_limit(decided["rid"])
 
 
 def _decided(reference: Trace, phase: Phase, *names: str) -> dict[Share, dict[str, Any]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+from harness.checks.accepts import truncated, walk
 from harness.checks.evidence import Evidence
 from harness.checks.outputs import row_of
 from harness.checks.registry import CheckResult, register
@@ -54,10 +55,6 @@ def at_token(
     return Divergence(kind=kind, key=key, round=where, expected=expected, observed=observed, hint=hint)
 
 
-#: Older releases count verifies otherwise (seen on 0.5.12.post1), which nobody has looked into.
-COUNT_OTHERWISE = ("0.5.11", "0.5.12", "0.5.12.post1")
-
-
 @register(
     id="counts",
     kinds=(Kind.SHAPE, Kind.ACCEPT, Kind.TOKEN),
@@ -67,13 +64,8 @@ COUNT_OTHERWISE = ("0.5.11", "0.5.12", "0.5.12.post1")
 def check_counts(evidence: Evidence) -> CheckResult:
     """ACCEPT for what is said of verifies, TOKEN for finish reasons, SHAPE for the other counts."""
     result = CheckResult()
-    release = evidence.engine.header.get("release")
-    counted = release not in COUNT_OTHERWISE
-    if not counted:
-        result.notes.append(f"not judged: what SGLang {release} says of its verifies (from 0.5.13 on it is)")
     for request, end, answer in answered(evidence):
-        expected = {**_usage(evidence, request, end), **_finish(end, answer)}
-        expected |= _verified(evidence, request, end) if counted else {}
+        expected = {**_usage(evidence, request, end), **_finish(end, answer), **_verified(evidence, request, end)}
         for name, value in expected.items():
             for said in (name, *ALSO.get(name, ())):
                 if said in answer.meta:
@@ -130,19 +122,37 @@ def _finish(end: RequestEnd, answer: Answer) -> dict[str, Any]:
 
 def _verified(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> dict[str, Any]:
     """What follows from the verifies whose tokens the request has: how many, and how many drafts each accepted."""
-    accepted = [part.length - 1 for part in _kept(evidence, request, end)]
+    accepted = [_accepted(evidence, request, part) for part in _kept(evidence, request, end)]
     if not accepted or not end.output_ids:
         return {}
-    verifies, correct = len(accepted), sum(accepted)
+    verifies = len(accepted)
     proposed = verifies * (evidence.scenario.spec.num_draft_tokens - 1)
-    return {
+    found = {
         "spec_verify_ct": verifies,
-        "spec_num_correct_drafts": correct,
         "spec_num_proposed_drafts": proposed,
-        "spec_accept_rate": correct / proposed,
         "spec_accept_length": len(end.output_ids) / verifies,
-        "spec_correct_drafts_histogram": [accepted.count(count) for count in range(max(accepted) + 1)],
     }
+    known = [one for one in accepted if one is not None]
+    if len(known) < verifies:
+        return found
+    return found | {
+        "spec_num_correct_drafts": sum(known),
+        "spec_accept_rate": sum(known) / proposed,
+        "spec_correct_drafts_histogram": [known.count(count) for count in range(max(known) + 1)],
+    }
+
+
+def _accepted(evidence: Evidence, request: RequestSpec, part: Part) -> int | None:
+    """Drafts that a verify accepted, those among them that the request's end cut off; None where that was drawn.
+
+    A worker that takes them out of the batch too (v1) counts them as one that does not.
+    """
+    if not truncated(evidence, part.share):
+        return part.length - 1
+    whole = (
+        walk(evidence, evidence.table.of(part.share, Phase.VERIFY)) if request.greedy and not request.rules else None
+    )
+    return None if whole is None else len(whole) - 1
 
 
 def _kept(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> Iterator[Part]:

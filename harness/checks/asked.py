@@ -16,7 +16,7 @@ from harness.contract.requests import ADJUSTING, CUTTING, RequestSpec
 JUDGED = frozenset(
     (
         *("rid", "input_ids", "max_new_tokens", "temperature", "sampling_seed", "stop_token_ids", "ignore_eos"),
-        *("priority", "dp_rank", "expect", "unlimited", *ADJUSTING, *CUTTING),
+        *("priority", "dp_rank", "lora_path", "expect", "unlimited", *ADJUSTING, *CUTTING),
         *("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"),
         *("return_hidden_states", "stream", "n"),
         *("stop", "stop_regex", "no_stop_trim", "json_schema", "regex", "ebnf", "require_reasoning"),
@@ -29,6 +29,9 @@ RETURNED = ("return_logprob", "return_hidden_states", "stream")
 
 def not_judged(evidence: Evidence) -> Iterator[str]:
     """Reasons for UNKNOWN."""
+    windows = [event for event in evidence.engine.events if event.name == "window"]
+    if not (evidence.scenario.engine.disable_hybrid_swa_memory or windows):
+        yield "engine.disable_hybrid_swa_memory is false, and the engine has no pool for sliding windows"
     known = evidence.reference is None or not is_witness(evidence.reference.header)
     for request in evidence.scenario.requests:
         for key in request.asked:
@@ -40,6 +43,25 @@ def not_judged(evidence: Evidence) -> Iterator[str]:
                 yield f"request {request.rid} asks for {key}, and a witness knows too few logits to follow it"
         yield from _unordered(request)
         yield from _unanswered(evidence, request)
+    yield from _accepting(evidence)
+    for event in evidence.engine.events:
+        if event.name in ("update", "memory") and not event.data["success"]:
+            yield f"op {event.name} {event.data['what']!r} did not succeed; SGLang says: {event.data['message']}"
+
+
+#: What a sampled verify is made with beside its uniforms, and what SGLang takes where nothing is said.
+THRESHOLDS = {"speculative_accept_threshold_single": 1.0, "speculative_accept_threshold_acc": 1.0}
+
+
+def _accepting(evidence: Evidence) -> Iterator[str]:
+    """Thresholds that sampled verifies did not run with, and another rule for them."""
+    arguments = evidence.scenario.engine.server_args
+    asked = [float(arguments.get(name, usual)) for name, usual in THRESHOLDS.items()]
+    found = {tuple(event.data["thresholds"]) for event in evidence.engine.events if event.name == "coins"}
+    for ran in sorted(found - {tuple(asked)}):
+        yield f"asked for {' and '.join(THRESHOLDS)} {asked}, and a verify ran with {list(ran)}"
+    if found and arguments.get("speculative_use_block_verification"):
+        yield "speculative_use_block_verification accepts drawn tokens by a rule that nothing judges"
 
 
 def _unordered(request: RequestSpec) -> Iterator[str]:

@@ -98,6 +98,20 @@ def compared_enough(evidence: Evidence, compared: dict[str, int], exempt: frozen
     ]
 
 
+def undrafted(evidence: Evidence) -> tuple[list[str], list[str]]:
+    """(reasons for UNKNOWN, what to say) where no verify had a proposal, so that nothing is said about drafts.
+
+    A scenario that wants something else, or whose requests are all to be refused, asks for no draft.
+    """
+    rows = evidence.engine.rows
+    if ((rows.strings["phase"] == Phase.VERIFY) & (rows.ints["slot"] > 0)).any():
+        return [], []
+    scenario, said = evidence.scenario, "nothing was drafted: no verify had a proposal"
+    if scenario.wants or all(request.expect != "answer" for request in scenario.requests):
+        return [], [f"{said}, and the scenario asks for none"]
+    return [f"{said}; let a request write two tokens or more"], []
+
+
 def _modes(evidence: Evidence) -> set[str]:
     return {record.mode for record in evidence.engine.rounds if record.rids}
 

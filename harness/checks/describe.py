@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.checks.findings import Finding
+from harness.checks.findings import READING, Finding
 from harness.contract.scenario import Scenario
 from harness.contract.types import Divergence, Kind, Phase, Policy
 
@@ -67,11 +67,23 @@ RELATION: dict[str, str] = {
     "hidden_in-zeros": "all zeros",
     **{f"{side}-own-other-row": "another row of this request in this batch" for side in ("hidden_in", "hidden_out")},
     **{f"{side}-neighbours-row": "a row of another request of this batch" for side in ("hidden_in", "hidden_out")},
+    "hidden_in-own-state-of-another-round": "the state that this request had in another round",
+    **{f"hidden_in-feature-{n}": f"feature {n} of three is off, the others are right" for n in range(3)},
     "choice-runner-up": "the reference's neighbouring choice, but not within a tie",
     "choice-outside-top": "not among the reference's recorded top logits",
     "owned-by-another": "the slot belongs to another live request",
     "shared-with-another": "two requests of one batch write this slot",
     "own-slot-again": "the request overwrites its own committed row",
+    "plan-of-step-before": "what the step before was to read",
+    "changed-since-written": "nobody wrote there since",
+    "one-slot-late": "the whole window lies one slot late",
+    "one-slot-early": "the whole window lies one slot early",
+    "rows-of-own-number": "the rows of its own number, not those of the beams it grew from",
+    "rows-of-other-beams": "the rows of beams that it did not grow from",
+    "of-another-beam": "another beam's row in the place of its own",
+    "of-another-node": "another node's row in the place of its own",
+    "rows-of-round-elsewhere": "the committed rows are right, those of this round are not",
+    "prefix-elsewhere": "not the rows that this request keeps",
     "draft-slot-differs": "draft and target write different slots for one position",
     "too-many": "more than the walk or batch allows",
     "too-few": "fewer than the walk allows",
@@ -105,6 +117,10 @@ def describe(divergence: Divergence, scenario: Scenario, *, finding: Finding | N
 
 
 def _title(divergence: Divergence) -> str:
+    if divergence.check == "cached":
+        return f"{SUBJECT[divergence.key.phase]} attention reads a cached row that has changed"
+    if divergence.check in READING:
+        return f"{SUBJECT[divergence.key.phase]} attention reads other cache slots"
     if divergence.kind in (Kind.LEAK, Kind.CRASH, Kind.HANG):
         return WHAT[divergence.kind]
     if title := TITLES.get("finish" if divergence.hint == "text-length" else divergence.check):

@@ -11,9 +11,9 @@ from itertools import pairwise
 
 from harness.contract.align import Aligned, align
 from harness.contract.batches import Part, Share, parts_of
-from harness.contract.measured import LogitNoise, logit_noise
+from harness.contract.measured import LogitNoise, logit_noise, target_scales
 from harness.contract.scenario import Scenario
-from harness.contract.tolerance import budget_for
+from harness.contract.tolerance import budget_for, tie_limit
 from harness.contract.trace import EOS, Rows, Trace
 from harness.contract.types import Divergence, Kind, Phase
 
@@ -86,6 +86,13 @@ class Evidence:
     scheduler_steps: dict[tuple[int, int], int]
     #: what rounding does to the logits of each reference row
     logit_noise: LogitNoise
+    #: how large target logits of each request are, and how far rounding moves them
+    target_scales: dict[str, tuple[float, float]]
+
+    def choice_limit(self, rid: str) -> float:
+        """Margins of a request's target choices that are nearer than this are ties."""
+        scale, noise = self.target_scales.get(rid, (0.0, float("nan")))
+        return tie_limit(scale=scale, budget=budget_for(self.dtype), noise=noise)
 
     @property
     def dtype(self) -> str:
@@ -122,6 +129,7 @@ def gather(scenario: Scenario, engine: Trace, reference: Trace | None) -> Eviden
     table = tabulate(engine.rows)
     parts = parts_of(engine)
     full = _full_sequences(scenario, engine, table, parts)
+    noise = logit_noise(reference, budget_for(dtype_of(scenario, engine)))
     return Evidence(
         scenario=scenario,
         engine=engine,
@@ -133,7 +141,8 @@ def gather(scenario: Scenario, engine: Trace, reference: Trace | None) -> Eviden
         last={rid: listed[-1] for (rid, _), listed in sorted(parts.items())},
         ended=frozenset(end.rid for end in engine.ends) | _complete(scenario, engine, full),
         scheduler_steps={(record.dp_rank, record.index): record.scheduler_step for record in engine.rounds},
-        logit_noise=logit_noise(reference, budget_for(dtype_of(scenario, engine))),
+        logit_noise=noise,
+        target_scales=target_scales(reference, noise),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from harness.checks.explained import Spot, together
 from harness.contract.types import Divergence, Kind, Phase, Policy
 
 PHASE_ORDER = {str(phase): number for number, phase in enumerate(Phase)} | {str(Phase.PREBUILT): -1}
@@ -19,6 +20,10 @@ LASTING_DRAFT_PHASES = (Phase.DRAFT_PREFILL, Phase.EXTEND)
 OF_A_TREE = (Kind.POSITION, Kind.PARENT)
 GUESS, GUESSED_ON = "chunk-tail-target-guess", "chunk-tail-proposal"
 DRAFT_PHASES = (*LASTING_DRAFT_PHASES, Phase.DRAFT)
+#: Checks of what attention reads: a wrong slot there is wrong in one row, and goes where that row's values go.
+READING = ("reads", "beams", "cached")
+#: How hints of it begin where committed positions are read elsewhere: the request's own map of them is wrong.
+MAP = "prefix-"
 STOPS = (Kind.CRASH, Kind.HANG)
 #: Within one row: what is read comes before what is computed from it.
 KIND_ORDER = {
@@ -51,15 +56,20 @@ class Finding:
 
 
 def settle(
-    divergences: Iterable[Divergence], *, scheduler_steps: Steps, prefix_hits: frozenset[tuple[str, int]] = frozenset()
+    divergences: Iterable[Divergence],
+    *,
+    scheduler_steps: Steps,
+    prefix_hits: frozenset[tuple[str, int]] = frozenset(),
+    explained: Iterable[frozenset[Spot]] = (),
 ) -> list[Divergence]:
     """Sorted by time, without doubles, with causes set and the earliest root marked `first`.
 
     scheduler steps: (dp_rank, round) -> scheduler step. prefix_hits: (rid, attempt) that started from cached KV.
+    explained: what one known issue explains, each.
     """
     kept = _without_doubles(divergences)
     kept.sort(key=_time_order(scheduler_steps))
-    caused = _with_causes(kept, prefix_hits)
+    caused = together(_with_causes(kept, prefix_hits), explained)
     for place, found in enumerate(caused):
         if not found.cause:
             caused[place] = replace(found, first=True)
@@ -180,8 +190,9 @@ class _Roots:
 
     filed: dict[tuple[object, ...], tuple[int, Divergence]] = field(default_factory=dict)
 
-    def file(self, place: int, root: Divergence) -> None:
-        for reach in _reaches(root):
+    def file(self, place: int, root: Divergence, *, by: Divergence) -> None:
+        """by: what reaches on; the root, or what is read wrongly because of it."""
+        for reach in _reaches(by):
             self.filed.setdefault(reach, (place, root))
 
     def cause_of(self, found: Divergence, *, from_cache: bool) -> Divergence | None:
@@ -195,8 +206,8 @@ def _with_causes(ordered: list[Divergence], prefix_hits: frozenset[tuple[str, in
     roots, done = _Roots(), []
     for place, found in enumerate(ordered):
         cause = roots.cause_of(found, from_cache=(found.key.rid, found.key.attempt) in prefix_hits)
-        if cause is None:
-            roots.file(place, found)
+        if cause is None or found.check in READING:
+            roots.file(place, cause or found, by=found)
         done.append(found if cause is None else replace(found, cause=cause.signature))
     return done
 
@@ -211,19 +222,27 @@ def _reaches(root: Divergence) -> list[tuple[object, ...]]:
     how long the request's text is.
     """
     key = root.key
-    share = (key.dp_rank, key.rid, key.attempt, key.committed)
     if root.kind in STOPS:
         return [("stop",)]
     if root.kind is Kind.LEAK:
         return [("fed", key.dp_rank, root.round), ("stop",)]  # SGLang ends where it sees one
     if root.kind is Kind.LOCKSTEP:
         return [("lockstep",)]
+    if root.check == "reads" and root.hint.startswith(MAP):
+        return [("map", key.dp_rank, key.rid, key.attempt), *_values_reached(root)]
     if root.check == "finish":
         return [("output", key.rid)]
     if root.check == "idle_width":
         return [("fed", key.dp_rank, root.round)]
-    if root.kind is Kind.CACHE_SLOT:
+    if root.kind is Kind.CACHE_SLOT and root.check not in READING:
         return [("rank", key.dp_rank)]
+    return _values_reached(root)
+
+
+def _values_reached(root: Divergence) -> list[tuple[object, ...]]:
+    """Where a wrong value of a row can travel."""
+    key = root.key
+    share = (key.dp_rank, key.rid, key.attempt, key.committed)
     if key.phase in TARGET_PHASES:
         walk = [("walk", share)] if root.kind is Kind.ACCEPT else []
         walk += [("tree", share)] if _is_no_tree(root) or _is_other_tree(root) else []
@@ -250,6 +269,9 @@ def _explained_by(found: Divergence, *, from_cache: bool) -> list[tuple[object, 
         return [("guess", share)]
     if _is_other_tree(found):
         return [("tree", share)]
+    if found.check in READING:
+        mapped = [("map", key.dp_rank, key.rid, key.attempt)] if found.hint.startswith(MAP) else []
+        return [("rank", key.dp_rank), *mapped]  # of slots that others took, or wrote elsewhere
     if found.policy is Policy.EXACT:
         return []  # positions, inputs, slots and parents are bookkeeping: each wrong one is wrong by itself
     reaches: list[tuple[object, ...]] = [("rank", key.dp_rank), ("target", key.rid, key.attempt)]

@@ -6,16 +6,20 @@ This module must not compare rows. Importing it imports every module of checks, 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from harness.checks import (
     accepts,  # noqa: F401
     answered,  # noqa: F401
+    cached_rows,  # noqa: F401
     copied_states,  # noqa: F401
+    flushed,  # noqa: F401
     inputs,  # noqa: F401
     logprobs,  # noqa: F401
     outputs,  # noqa: F401
     positions,  # noqa: F401
     ranks,
+    reads,
     reference_rows,  # noqa: F401
     returned_states,  # noqa: F401
     rows,  # noqa: F401
@@ -23,10 +27,12 @@ from harness.checks import (
     slots,  # noqa: F401
     tensor_ranks,
     texts,  # noqa: F401
+    windows,  # noqa: F401
 )
 from harness.checks.asked import not_judged
-from harness.checks.coverage import check_handshake, compared_enough, coverage_wanted, not_exercised
+from harness.checks.coverage import check_handshake, compared_enough, coverage_wanted, not_exercised, undrafted
 from harness.checks.evidence import Evidence, gather
+from harness.checks.explained import explained
 from harness.checks.findings import group, kinds, settle
 from harness.checks.given import not_given, not_published
 from harness.checks.registry import CHECKS, CheckResult, run_check
@@ -53,16 +59,27 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
         return Verdict(outcome=Outcome.UNKNOWN, reasons=(reason,)), []
     unknown = [*check_handshake(evidence, asked=scenario.id), *not_given(engine.header), *not_judged(evidence)]
     result = CheckResult(unknown=unknown, notes=[*not_published(engine.header)])
-    # Where two name the same row, the plainer reason stays: that TP ranks disagree, then what needs no reference.
-    for check in sorted(CHECKS.values(), key=lambda check: (check.needs_reference, check.id != tensor_ranks.ID)):
+    # Where two name the same row, the plainer reason stays: that TP ranks disagree, then what needs no reference, then
+    # what it writes.
+    order = {
+        check.id: (check.needs_reference, check.id != tensor_ranks.ID, check.id == reads.ID)
+        for check in CHECKS.values()
+    }
+    for check in sorted(CHECKS.values(), key=lambda check: order[check.id]):
         result.add(run_check(check, evidence))
     set_aside(evidence).leave_out(result)
     result.divergences += _tie_rate(result, evidence)
     result.unknown += _drowned(result)
     hits = frozenset(who for who, parts in evidence.parts.items() if _from_cache(parts[0]))
-    divergences = settle(result.divergences, scheduler_steps=evidence.scheduler_steps, prefix_hits=hits)
+    settled = partial(
+        settle,
+        scheduler_steps=evidence.scheduler_steps,
+        prefix_hits=hits,
+        explained=explained(reference).values(),
+    )
+    divergences = settled(result.divergences)
     if any(found.hint == ranks.LOST for found in divergences):
-        divergences = settle(_not_cut_off(divergences), scheduler_steps=evidence.scheduler_steps, prefix_hits=hits)
+        divergences = settled(_not_cut_off(divergences))
     return _verdict(evidence, result, divergences), divergences
 
 
@@ -148,6 +165,7 @@ def _assumed(evidence: Evidence) -> list[str]:
 def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergence]) -> Verdict:
     exempt, notes = not_exercised(evidence)
     unseen, limits = witnessed(evidence)
+    undue, unasked = undrafted(evidence)
     assumed = _assumed(evidence)
     compared = {name: amount for name, amount in result.compared.items() if name not in exempt}
     coverage, inside, unmet = _covered(evidence)
@@ -155,16 +173,17 @@ def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergen
     unknown = lost or [
         *answered_with_errors(evidence),
         *result.unknown,
-        *unmet,
         *compared_enough(evidence, compared, exempt),
+        *unmet,
         *unseen,
     ]
+    unknown = unknown or undue
     findings = group(divergences)
     failed = [f"{finding.count} × {finding.signature}" for finding in findings if finding.is_root]
     outcome = Outcome.FAIL if failed else Outcome.UNKNOWN if unknown else Outcome.PASS
     return Verdict(
         outcome=outcome,
-        reasons=(*failed, *unknown, *notes, *limits, *assumed, *result.notes),
+        reasons=(*failed, *unknown, *notes, *unasked, *limits, *assumed, *result.notes),
         coverage=coverage,
         inside=inside,
         compared=compared,

@@ -18,6 +18,9 @@ from harness.contract.noise import Floats, RowErrors
 from harness.contract.tolerance import judge_rows
 from harness.contract.types import Divergence, Kind, Policy
 
+#: Layers of the target whose states an EAGLE-3 head reads (arXiv 2503.01840, section 3.1).
+FEATURES = 3
+
 
 def compare_floats(pairs: Pairs) -> CheckResult:
     """NUMERIC and SHAPE for the pairs of one phase."""
@@ -58,7 +61,7 @@ def _hidden(pairs: Pairs, side: str, result: CheckResult, failed: set[int]) -> N
     wrong = np.flatnonzero(~errors.passed)
     hints = _hidden_hints(pairs, mine[at_mine[both[wrong]]], at_theirs[both[wrong]], theirs)
     hints = [
-        hint if hint != "off" else _neighbour(pairs, int(place), mine[at_mine[place]], at_theirs, theirs)
+        hint if hint != "off" else _explained(pairs, side, int(place), mine[at_mine[place]], at_theirs)
         for place, hint in zip(both[wrong].tolist(), hints, strict=True)
     ]
     for row, hint in zip(wrong.tolist(), hints, strict=True):
@@ -76,6 +79,48 @@ def _hidden_hints(pairs: Pairs, wrong: Floats, at_theirs: Ints, theirs: Floats) 
     hints[~wrong.any(axis=1)] = "zeros"
     hints[~np.isfinite(wrong).all(axis=1)] = "nan"
     return [str(hint) for hint in hints]
+
+
+def _explained(pairs: Pairs, side: str, place: int, wrong: Floats, at_theirs: Ints) -> str:
+    """The smallest change to the reference that gives a failing row [w] at pair `place`; off if none is found.
+
+    A row of the same batch; of a state that was handed on, one feature of several, or what this request had handed on
+    in another round.
+    """
+    assert pairs.evidence.reference is not None
+    theirs = pairs.evidence.reference.tensors[f"{side}.{pairs.phase}"]
+    hint = _neighbour(pairs, place, wrong, at_theirs, theirs)
+    if hint != "off" or side != "hidden_in":
+        return hint
+    return _features(pairs, wrong, theirs[at_theirs[place]]) or _of_another_round(pairs, place, wrong) or "off"
+
+
+def _features(pairs: Pairs, wrong: Floats, truth: Floats) -> str:
+    """Which of the features that an EAGLE-3 head reads side by side are off, where some are and some are not."""
+    if pairs.evidence.scenario.spec.algorithm != "EAGLE3" or len(wrong) % FEATURES:
+        return ""
+    engine, expected = (np.asarray(np.split(row, FEATURES), dtype=np.float32) for row in (wrong, truth))
+    passed = judge_rows(engine=engine, truth=expected, budget=pairs.budget).passed
+    off = [str(number) for number in np.flatnonzero(~passed)]
+    return f"feature-{'-'.join(off)}" if len(off) < FEATURES else ""
+
+
+def _of_another_round(pairs: Pairs, place: int, wrong: Floats) -> str:
+    """Whether the request had this state in the same phase and step of another round, or as it left one."""
+    assert pairs.evidence.reference is not None
+    rows, here = pairs.theirs, int(pairs.reference[place])
+    same = (rows.strings["rid"] == rows.strings["rid"][here]) & (rows.ints["round"] != rows.ints["round"][here])
+    for side in ("hidden_in", "hidden_out"):
+        for phase in sorted(set(rows.strings["phase"][same])):
+            states = pairs.evidence.reference.tensors.get(f"{side}.{phase}")
+            at = rows.ints[side][same & (rows.strings["phase"] == phase)]
+            at = at[at >= 0]
+            if states is None or not len(at) or states.shape[1] != len(wrong):
+                continue
+            engine = np.asarray(np.repeat(wrong[None], len(at), axis=0), dtype=np.float32)
+            if judge_rows(engine=engine, truth=states[at], budget=pairs.budget).passed.any():
+                return "own-state-of-another-round"
+    return ""
 
 
 def _neighbour(pairs: Pairs, place: int, wrong: Floats, at_theirs: Ints, theirs: Floats) -> str:

@@ -11,11 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from harness.checks.accepts import target_scale
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.contract.requests import RequestSpec
-from harness.contract.tolerance import budget_for, tie_limit
 from harness.contract.trace import EOS, RequestEnd
 from harness.contract.types import Divergence, Key, Kind, Phase, Policy
 
@@ -93,10 +91,8 @@ def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], res
     if place is not None:
         margins = data.get("margins", ())
         margin = float(margins[place]) if place < len(margins) else float("inf")
-        scale, noise = target_scale(evidence, end.rid)
         found = at_output(evidence, end, place, *both[place], "text-differs")
-        limit = tie_limit(scale=scale, budget=budget_for(evidence.dtype), noise=noise)
-        result.decide(replace(found, policy=Policy.TIE, margin=margin), limit=limit)
+        result.decide(replace(found, policy=Policy.TIE, margin=margin), limit=evidence.choice_limit(end.rid))
     elif end.reason != "abort" and len(end.output_ids) != len(expected) and not request.ends_by_text:
         result.divergences.append(
             at_output(evidence, end, len(both), len(end.output_ids), len(expected), "text-length")

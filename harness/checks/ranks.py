@@ -20,8 +20,10 @@ from harness.contract.types import Divergence, Key, Kind, Phase
 REPLACEMENTS = ("replacement_kernels", "transfer_backend", "stand_ins")
 #: The hint of a stop that is nobody's finding; `judge` takes it out, and with it all that follows from it.
 LOST = "ended-from-outside"
-#: How SGLang's own idle check says that slots are missing, before the pool levels that the probe reads can.
-LEAKED = re.compile(r"memory leak detected.*?total=(\d+), available=(\d+)(?:, evictable=(\d+))?")
+#: How SGLang's own checks of a pool say that slots are missing, before the levels that the probe reads can; each pool
+#: has a line, and what it holds adds up to its total where nothing is wrong.
+LEAKED = re.compile(r"mem(?:ory)? leak detected!.*", re.IGNORECASE | re.DOTALL)
+LEVELS = re.compile(r"\b(total|available|evictable|protected|session_held|uncached)(?:_size)?=(\d+)")
 #: Forwards that every rank of a DP group must enter together, since each contains collectives.
 COLLECTIVE = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.VERIFY, Phase.EXTEND)
 
@@ -67,17 +69,21 @@ def _stops(evidence: Evidence) -> Iterator[Divergence]:
 
 
 def _told(event: Event) -> Iterator[Divergence]:
-    """LEAK where SGLang itself saw it when it had nothing to do, and ended for it."""
-    if leaked := LEAKED.search(str(event.data.get("error", ""))):
-        total, available, evictable = (int(number or 0) for number in leaked.groups())
-        yield Divergence(
-            kind=Kind.LEAK,
-            key=Key.of_rank(int(event.data.get("dp_rank_reported", event.dp_rank)), str(event.data.get("phase"))),
-            round=int(event.data.get("round", -1)),
-            expected=total,
-            observed=available + evictable,
-            hint="lost" if available + evictable < total else "freed-twice",
-        )
+    """LEAK where SGLang itself saw it, in its words, and ended for it."""
+    leaked = LEAKED.search(str(event.data.get("error", "")))
+    for line in leaked[0].splitlines() if leaked else ():
+        levels = {name: int(number) for name, number in LEVELS.findall(line)}
+        total, held = levels.pop("total", 0), sum(levels.values())
+        if total != held:
+            yield Divergence(
+                kind=Kind.LEAK,
+                key=Key.of_rank(int(event.data.get("dp_rank_reported", event.dp_rank)), str(event.data.get("phase"))),
+                round=int(event.data.get("round", -1)),
+                expected=total,
+                observed=f"{held} by SGLang's own check: {line.strip()}",
+                hint="lost" if held < total else "freed-twice",
+            )
+            return
 
 
 def _replacement(trace: str) -> str:
@@ -158,7 +164,8 @@ def _stuck(evidence: Evidence) -> Iterator[Divergence]:
 def _pool(events: tuple[Event, ...], when: str) -> dict[tuple[int, str, int], int]:
     """(dp_rank, what, tp_rank beside the first, else 0) -> slots free or evictable; the first 'start', the last 'end'.
 
-    what: '' for the only pool there is; of a pair of engines 'prefill-' and 'decode-', and their rows of metadata.
+    what: '' for the only pool there is, 'window-' for that of layers with sliding windows; of a pair of engines
+    'prefill-' and 'decode-' before them, and their rows of metadata.
     """
     found: dict[tuple[int, str, int], int] = {}
     for event in events:
@@ -166,6 +173,8 @@ def _pool(events: tuple[Event, ...], when: str) -> dict[tuple[int, str, int], in
             continue
         side = f"{event.data['side']}-" if event.data.get("side") else ""
         levels = {side: int(event.data["free"]) + int(event.data.get("evictable", 0))}
+        if "window_free" in event.data:
+            levels[f"{side}window-"] = int(event.data["window_free"]) + int(event.data["window_evictable"])
         if "metadata" in event.data:
             levels[f"{side}metadata-"] = int(event.data["metadata"])
         for what, level in levels.items():
@@ -251,7 +260,7 @@ def _expected(evidence: Evidence, event: Event, field: str, busy: list[Event]) -
     protects="every rank learns how many tokens each rank brings to a forward, and each brings that many",
 )
 def check_announced_counts(evidence: Evidence) -> CheckResult:
-    """LOCKSTEP where a count that a rank was given differs from the rows that rank fed."""
+    """LOCKSTEP where a count that a rank was given differs from the rows that rank fed, or pads otherwise."""
     result = CheckResult()
     idle, busy = _by_moment(evidence, "idle_state"), _by_moment(evidence, "busy_state")
     for moment in sorted(idle.keys() | busy.keys()):
@@ -259,6 +268,10 @@ def check_announced_counts(evidence: Evidence) -> CheckResult:
         if moment[2]:
             continue  # later draft steps go on with the counts that SGLang padded for the first
         rows = {event.dp_rank: event.data.get("rows") for event in events}
+        for event in events[1:]:
+            if event.data.get("padding") != (expected := events[0].data.get("padding")):
+                fault = _fault(event, kind=Kind.LOCKSTEP, expected=expected, hint="padded-otherwise", field="padding")
+                result.divergences.append(fault)
         for event in events:
             announced = event.data.get("announced") or []
             for rank, count in enumerate(announced):

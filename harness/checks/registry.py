@@ -24,6 +24,7 @@ COMPARED = (
     "accepts",
     "extend_inputs",
     "cache_slots",
+    "slots_read",
     "parents",
     "hidden_rows",
     "logits",
@@ -33,8 +34,8 @@ COMPARED = (
 #: What they count beside that where several ranks run in step.
 RANKS_COMPARED = ("idle_states", "token_counts", "tp_rows")
 
-#: What they count beside that where requests ask for it.
-ASKED_COMPARED = ("masks", "logprobs", "returned_states")
+#: What they count beside that where requests, or settings of the engine, ask for it.
+ASKED_COMPARED = ("masks", "logprobs", "returned_states", "window_slots")
 
 #: What a check may read.
 SOURCES = ("scenario", "engine", "reference")

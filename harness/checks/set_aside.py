@@ -78,7 +78,7 @@ class SetAside:
 def set_aside(evidence: Evidence) -> SetAside:
     """Of one scenario. Of a hand-over that fails, checks of their own say what is wrong."""
     refused = frozenset() if evidence.scenario.engine.disaggregation else frozenset(_refused(evidence))
-    return SetAside(refused=refused, unread=frozenset(_unread(evidence)))
+    return SetAside(refused=refused, unread=unread(evidence))
 
 
 def _refused(evidence: Evidence) -> Iterator[str]:
@@ -99,17 +99,17 @@ def _is_instead(evidence: Evidence, part: Part) -> bool:
     return part.record.mode == "PREFILL" and (part.start, part.length) == (0, 1) and fed == [INSTEAD]
 
 
-def _unread(evidence: Evidence) -> Iterator[str]:
+def unread(evidence: Evidence) -> frozenset[str]:
     """Those whose grammar has no second opinion, or whose texts the reference cannot spell."""
     reference = evidence.reference
     if reference is None:
-        return
-    yield from (event.data["rid"] for event in reference.events if event.name == "unread")
-    if not is_witness(reference.header):
-        written = {event.data["rid"] for event in reference.events if event.name == "written"}
-        for request in evidence.scenario.requests:
-            if request.rid not in written and set(request.rules) & {*GRAMMARS}:
-                yield request.rid
+        return frozenset()
+    found = {event.data["rid"] for event in reference.events if event.name == "unread"}
+    if is_witness(reference.header):
+        return frozenset(found)
+    written = {event.data["rid"] for event in reference.events if event.name == "written"}
+    held = {request.rid for request in evidence.scenario.requests if set(request.rules) & {*GRAMMARS}}
+    return frozenset(found | (held - written))
 
 
 def _of_a_choice(found: Divergence) -> bool:

@@ -80,7 +80,7 @@ def _one_owner(evidence: Evidence, result: CheckResult) -> None:
         cached = (
             evidence.scenario.engine.disaggregation_decode_radix_cache
             if side == "decode"
-            else evidence.scenario.engine.radix_cache
+            else evidence.scenario.engine.prefill_side.radix_cache
         )
         shared = _shared_lengths(evidence) if cached else {}
         until = {

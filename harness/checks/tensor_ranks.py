@@ -28,6 +28,8 @@ KINDS: dict[str, Kind] = {
     "position": Kind.POSITION,
     "cache_slot": Kind.CACHE_SLOT,
     "parent": Kind.PARENT,
+    "slots_shared": Kind.CACHE_SLOT,
+    "slots_read": Kind.CACHE_SLOT,
     "hidden_in": Kind.NUMERIC,
     "hidden_out": Kind.NUMERIC,
     "lse": Kind.NUMERIC,

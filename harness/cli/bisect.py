@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from harness.archive.run_folders import whole
-from harness.bisect.changes import changed_between, on_the_path
+from harness.bisect.changes import changed_between
 from harness.bisect.commits import checkout, commits
 from harness.bisect.documents import bisect_document, interrupted_document
 from harness.bisect.search import NoAnswer, NoChange, search
@@ -20,15 +20,17 @@ from harness.bisect.verdicts import Cache
 from harness.cli import bisect_runs, bisect_versions, options
 from harness.cli.bisect_runs import Setting
 from harness.cli.outcome import Exit, guarded, kept, typed_again
+from harness.cli.settings import OF_KERNELS, takes_settings
 from harness.contract.outputs import check_target, write_json
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
-from harness.driving.adapt import Wanted
+from harness.driving.adapt import NOTHING, Wanted
 from reports.bisect import render_bisect
 from reports.prose import say
 
 
 @guarded
+@takes_settings(OF_KERNELS)
 def command(
     bad: Annotated[str, typer.Option(help="A release (with --repo: a commit) that shows the failure.")],
     good: Annotated[str, typer.Option(help="A release (with --repo: a commit) without it, older or newer.")],
@@ -45,11 +47,7 @@ def command(
         str | None, typer.Option(help="Device to run engines on: cpu or cuda. Default: the reproducer's, else cpu.")
     ] = None,
     gpu_share: options.GpuShare = None,
-    dtype: options.Dtype = None,
-    backend: options.Backend = None,
-    graphs: options.Graphs = None,
-    overlap: options.Overlap = None,
-    page: options.Page = None,
+    wanted: Wanted = NOTHING,
     assume: options.Assume = None,
     runs: options.Runs = None,
     json: options.Json = None,
@@ -67,9 +65,7 @@ def command(
         scenario_file=scenario_file,
         device=device,
         gpu_share=gpu_share,
-        wanted=Wanted(
-            dtype=dtype, attention_backend=backend, cuda_graph=graphs, overlap_schedule=overlap, page_size=page
-        ),
+        wanted=wanted,
         runs=runs,
         assume=assume or (),
     )
@@ -111,8 +107,8 @@ def _over_releases(setting: Setting, trials: Trials, *, bad: str, good: str, con
         f"{setting.subject.name} ({trials.failure.describe()}): at most {most} to try, more if some cannot be judged",
     )
     found = search(line, bisect_versions.judge_release(setting, trials, console=console), direction=direction)
-    changed = bisect_versions.changed_between_releases(found.old, found.new)
-    changed = changed and on_the_path(changed, bisect_versions.path_of(found.tried))
+    path = bisect_versions.path_of(found.tried)
+    changed = bisect_versions.changed_between_releases(found.old, found.new, path=path)
     return bisect_document(
         found, names=line.names, over="releases", subject=setting.subject, trials=trials, changed=changed, note=note
     )
@@ -136,7 +132,7 @@ def _over_commits(
         over="commits",
         subject=setting.subject,
         trials=trials,
-        changed=on_the_path(changed_between(repository, found.old, found.new), bisect_versions.path_of(found.tried)),
+        changed=changed_between(repository, found.old, found.new, path=bisect_versions.path_of(found.tried)),
         labels={name: line.label(name) for name in shown},
         titles={name: repository.title(name) for name in shown},
     )

@@ -81,10 +81,10 @@ def _reported(console: Console, tried: Tried, *, label: str = "") -> Tried:
     return tried
 
 
-def changed_between_releases(old: str, new: str) -> tuple[Changed, ...] | None:
+def changed_between_releases(old: str, new: str, *, path: Sequence[str]) -> tuple[Changed, ...] | None:
     """Speculative files that differ between two installed releases; None where one is not installed."""
     before, after = (envs.state(version).package for version in (old, new))
-    return changed_files(before, after) if before is not None and after is not None else None
+    return changed_files(before, after, path=path) if before is not None and after is not None else None
 
 
 def path_of(tried: Sequence[Tried]) -> tuple[str, ...]:

@@ -12,12 +12,13 @@ from typing import Any
 from harness.archive.trace_io import plain
 from harness.checks.findings import Finding
 from harness.contract.known_issues import Known, assumed_by
-from harness.contract.trace import replaced_kernels
 from harness.contract.types import Divergence
 from harness.coverage import reach_of
 from harness.driving.accept_lengths import AcceptLengths
 from harness.driving.progress import RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
 from harness.driving.runner import Interrupted
+from reports.blame import server_flags, where
+from reports.terminal import covered
 
 RUN_SCHEMA = 2
 MATRIX_SCHEMA = 1
@@ -47,13 +48,15 @@ def divergence_document(found: Divergence) -> dict[str, Any]:
 def known_document(known: Sequence[Known]) -> list[dict[str, Any]]:
     """The known issues that something may be."""
     return [
-        {"id": one.id, "title": one.title, "releases": one.window, "link": one.link, "assume": one.assume}
+        {"id": one.id, "title": one.title, "releases": one.window, "fixed_in": one.fixed_in, "link": one.link}
+        | {"assume": one.assume}
         for one in known
     ]
 
 
 def finding_document(finding: Finding, one: ScenarioResult) -> dict[str, Any]:
-    """One finding: a signature, how often, whose consequence, what it may be and costs, and its first divergence."""
+    """One finding: a signature, how often, whose consequence, where, what it may be and costs, its first divergence."""
+    made, read = where(finding.first, one.scenario, one.setup.release)
     return {
         "signature": finding.signature,
         "kind": str(finding.first.kind),
@@ -61,6 +64,8 @@ def finding_document(finding: Finding, one: ScenarioResult) -> dict[str, Any]:
         "count": finding.count,
         "rids": list(finding.rids),
         "consequence_of": finding.consequence_of,
+        "made_by": made,
+        "read_by": read,
         "known": known_document(one.known.get(finding.signature, ())),
         "accept": accept_document(one.accept_of.get(finding.signature)),
         "first": divergence_document(finding.first),
@@ -125,6 +130,7 @@ def scenario_document(result: ScenarioResult) -> dict[str, Any]:
         "coverage": dict(result.verdict.coverage),
         "compared": dict(result.verdict.compared),
         "ties": result.verdict.ties,
+        "server_flags": server_flags(result.scenario, result.setup.release, result.setup.device),
         "output_ids": {end.rid: list(end.output_ids) for end in result.trace.ends},
         "folder": str(result.folder),
         "reproducer": None if result.reproducer is None else str(result.reproducer),
@@ -154,7 +160,8 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "revert": result.revert,
         "worker": result.header.get("worker"),
         "overlap": result.header.get("overlap"),
-        "replaced": replaced_kernels(result.header),
+        "covers": covered(result),
+        "replaced": result.replaced,
         "assumed": assumed_by(result.verdict.reasons),
         "providers": providers_of(result.results),
         "witness": witness_document(result.results),

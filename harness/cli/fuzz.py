@@ -17,14 +17,15 @@ from harness.cli import options, prepare
 from harness.cli.documents import interrupted_run, run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
 from harness.cli.programs import check_family, of_pair, past_eos, tokens_of, usual_family
+from harness.cli.settings import takes_settings
 from harness.contract.outputs import check_target, write_json
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
-from harness.driving.adapt import Wanted
+from harness.driving.adapt import NOTHING, Wanted
 from harness.driving.own_pair import OwnPair, own_pair
 from harness.driving.progress import RunResult
 from harness.driving.runner import Plan, run
-from harness.engines import envs, server_args
+from harness.engines import envs
 from reports.prose import say
 from reports.terminal import LiveLine, render_run
 
@@ -33,6 +34,7 @@ EXAMPLES, A_SECOND = 100, 10
 
 
 @guarded
+@takes_settings()
 def command(
     engine: options.Release = None,
     device: options.Device = "cpu",
@@ -59,19 +61,7 @@ def command(
     target: options.Target = None,
     draft: options.Draft = None,
     gpu_share: options.GpuShare = None,
-    dtype: options.Dtype = None,
-    backend: options.Backend = None,
-    graphs: options.Graphs = None,
-    overlap: options.Overlap = None,
-    page: options.Page = None,
-    context_length: options.Context = None,
-    chunked_prefill_size: options.Chunk = None,
-    max_running_requests: options.Running = None,
-    max_total_tokens: options.Pool = None,
-    cuda_graph_max_bs: options.GraphBatch = None,
-    mem_fraction_static: options.MemFraction = None,
-    trust_remote_code: options.TrustCode = None,
-    server_arg: options.ServerArg = None,
+    wanted: Wanted = NOTHING,
     prompts: options.Prompts = None,
     runs: options.Runs = None,
     json: options.Json = None,
@@ -95,23 +85,9 @@ def command(
     if left_out:
         say(console, _too_few(count, left_out))
     scenarios = [one for each, share in shares for one in generate(each, count=share, seed=chosen)]
+    say(console, prepare.ahead(len(boots), seconds))
     if own is not None:
         scenarios = list(map(past_eos, scenarios))
-    wanted = Wanted(
-        dtype=dtype,
-        attention_backend=backend,
-        cuda_graph=graphs,
-        overlap_schedule=overlap,
-        page_size=page,
-        context_length=context_length,
-        chunked_prefill_size=chunked_prefill_size,
-        max_running_requests=max_running_requests,
-        max_total_tokens=max_total_tokens,
-        cuda_graph_max_bs=cuda_graph_max_bs,
-        mem_fraction_static=mem_fraction_static,
-        trust_remote_code=trust_remote_code,
-        server_args=server_args.read(server_arg or ()),
-    )
     if prompts is not None:
         tokens = tokens_of(prompts, own, wanted)
         scenarios = [with_prompts(one, tokens, seed=chosen) for one in scenarios]

@@ -10,13 +10,15 @@ import typer
 from rich.console import Console
 
 from cases import catalogue
+from harness.checks.findings import kinds
 from harness.cli import options, prepare
 from harness.cli.documents import cell_document, matrix_document
 from harness.cli.nightly import REPEATS, SCENARIOS, SECONDS, Asked, run_night
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
+from harness.cli.settings import OF_KERNELS, takes_settings
 from harness.contract.outputs import check_target, write_json
 from harness.contract.usage import UsageError
-from harness.driving.adapt import Wanted
+from harness.driving.adapt import NOTHING, Wanted
 from harness.driving.progress import RunResult
 from harness.driving.runner import Interrupted, Plan, run
 from harness.engines import envs
@@ -26,6 +28,7 @@ from reports.terminal import LiveLine, render_matrix
 
 
 @guarded
+@takes_settings(OF_KERNELS)
 def command(
     engines: Annotated[str | None, typer.Option(help="Releases, comma-separated.")] = None,
     cases: Annotated[str | None, typer.Option(help="Corpus cases, comma-separated; with --nights also 'all'.")] = None,
@@ -58,11 +61,7 @@ def command(
     ] = None,
     device: options.Device = "cpu",
     gpu_share: options.GpuShare = None,
-    dtype: options.Dtype = None,
-    backend: options.Backend = None,
-    graphs: options.Graphs = None,
-    overlap: options.Overlap = None,
-    page: options.Page = None,
+    wanted: Wanted = NOTHING,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
@@ -75,7 +74,6 @@ def command(
     """
     console = Console(stderr=json == "-")
     check_target(json)
-    wanted = Wanted(dtype=dtype, attention_backend=backend, cuda_graph=graphs, overlap_schedule=overlap, page_size=page)
     reverts = _reverts(revert)
     if nights is not None:
         asked = Asked(
@@ -199,6 +197,7 @@ def _cells(result: RunResult, plan: Plan, cases: list[catalogue.Case]) -> list[d
         if (one := by_id.get(scenario.id)) is None:
             continue
         expected = case.expected(release=plan.env.version, revert=plan.revert, device=plan.device)
-        met = case.as_expected(expected, one.verdict.outcome, one.verdict.root_kinds)
+        other = kinds((found for found in one.findings if found.signature not in one.known), roots_only=True)
+        met = case.as_expected(expected, one.verdict.outcome, one.verdict.root_kinds, unexplained=other)
         found.append(cell_document(result, one, case=case.id, expected=expected, as_expected=met))
     return found

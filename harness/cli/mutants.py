@@ -11,20 +11,22 @@ from rich.console import Console
 from harness.both_sides.mutants import MUTANTS, Mutant
 from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept, typed_again
+from harness.cli.settings import takes_settings
 from harness.contract.outputs import check_target, writable, write_json
 from harness.contract.usage import UsageError, unknown
-from harness.driving.adapt import Wanted, adapted
+from harness.driving.adapt import NOTHING, Wanted, adapted
 from harness.search.scoreboard import document
 from harness.search.text import MutantLine, render_scoreboard
 from reports.prose import say
 
 
 @guarded
+@takes_settings(("graphs",))
 def command(
     engine: options.Release = None,
     device: options.Device = "cpu",
     only: Annotated[str | None, typer.Option(help="Only these mutants, comma-separated.")] = None,
-    graphs: options.Graphs = None,
+    wanted: Wanted = NOTHING,
     gpu_share: options.GpuShare = None,
     runs: options.Runs = None,
     json: options.Json = None,
@@ -40,7 +42,6 @@ def command(
     console = Console(stderr=json == "-")
     check_target(json)
     prepare.check_device(device)
-    wanted = Wanted(cuda_graph=graphs)
     adapted([], wanted, device=device)
     mutants = _chosen(only)
     lease = prepare.gpu_lease(device, gpu_share)
@@ -53,7 +54,7 @@ def command(
         device=device,
         logs=logs,
         lease=lease,
-        mutants_in_graphs=bool(graphs),
+        mutants_in_graphs=bool(wanted.cuda_graph),
         assumed=("F-007",),  # an engine that dies of its own idle rank shows no mutant of one
     )
     try:

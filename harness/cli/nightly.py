@@ -268,8 +268,7 @@ def _ahead(cells: Sequence[Cell]) -> str:
     """How many engines are booted for these cells, at least, and how long the generated ones may take."""
     boots = sum(len({one.boot_key() for one in cell.scenarios}) + (cell.draw is not None) for cell in cells)
     seconds = sum(cell.draw.seconds for cell in cells if cell.draw is not None)
-    drawn = f"; generated scenarios take at most {seconds / 60:.0f} min beside that" if seconds else ""
-    return f"boots {counted(boots, 'engine')} or more, each in half a minute to two{drawn}"
+    return prepare.ahead(boots, seconds)
 
 
 def _not_planned(cells: Sequence[Cell], asked: Asked) -> list[str]:

@@ -70,6 +70,13 @@ MemFraction = Annotated[
 TrustCode = Annotated[
     bool | None, typer.Option("--trust-remote-code", help="Let SGLang run the Python files that come with --target.")
 ]
+OnePool = Annotated[
+    bool | None,
+    typer.Option(
+        "--disable-hybrid-swa-memory/--hybrid-swa-memory",
+        help="One KV pool for layers with sliding windows and without, or a pool of their own for the former.",
+    ),
+]
 Prompts = Annotated[
     Path | None,
     typer.Option(

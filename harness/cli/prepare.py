@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import cast
@@ -22,7 +23,8 @@ from harness.contract.outputs import writable
 from harness.contract.providers import AUTO, WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
-from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, called, check_possible, unwitnessed
+from harness.contract.words import counted
+from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, called, check_possible, unpredicted, unwitnessed
 from harness.driving.footprint import CONTEXT_MIB, Footprint, footprint, kept_a_row
 from harness.driving.own_pair import OwnPair, described
 from harness.driving.pairs import NoProviderError, checkpoint_pairs, load_now
@@ -119,24 +121,29 @@ def provider(
 
     A damaged pair is refused, never handed on.
     """
-    if asked != WITNESS:
+    why = _first(scenarios, files, unpredicted)
+    if why and asked not in (AUTO, WITNESS):
+        raise UsageError(f"--reference {asked}: {why}")
+    if why:
+        say("the witness judges it: no other reference follows its engine.server_args")
+    elif asked != WITNESS:
         try:
             if own is not None and (why := load_now(own, assumed=tuple(assumed), place=place, provider=asked)):
                 say(f"the target is judged by its module from Hugging Face, since ours do not know it: {why}")
             return asked
         except NoProviderError as error:
-            if asked != AUTO or _unwitnessed(scenarios, assumed, files):
+            if asked != AUTO or _first(scenarios, files, partial(unwitnessed, assumed=assumed)):
                 raise
             say(f"no other provider knows this pair, so the witness judges it: {error.why}")
-    if why := _unwitnessed(scenarios, assumed, files):
+    if why := _first(scenarios, files, partial(unwitnessed, assumed=assumed)):
         raise UsageError(f"--reference {WITNESS}: {why}")
     return WITNESS
 
 
-def _unwitnessed(scenarios: Sequence[Scenario], assumed: Sequence[str], files: Sequence[Path | None]) -> str:
-    """Why the first scenario that has no witness has none; empty if all have one."""
+def _first(scenarios: Sequence[Scenario], files: Sequence[Path | None], of: Callable[[Scenario], str]) -> str:
+    """What is said `of` the first scenario of which anything is; else empty."""
     for scenario, file in zip_longest(scenarios, files[: len(scenarios)]):
-        if why := unwitnessed(scenario, assumed=assumed):
+        if why := of(scenario):
             return f"{called(scenario, file)}: {why}"
     return ""
 
@@ -277,3 +284,9 @@ def split_list(text: str, *, option: str) -> list[str]:
     if doubled is not None:
         raise UsageError(f"--{option} {text}: {doubled!r} is named twice\n  name it once")
     return parts
+
+
+def ahead(boots: int, seconds: float | None) -> str:
+    """What a run of generated scenarios will cost: boots at half a minute to two each, and seconds of scenarios."""
+    drawn = f"; generated scenarios take at most {seconds / 60:.2g} min beside that" if seconds else ""
+    return f"boots {counted(boots, 'engine')} or more, in {max(boots // 2, 1)} to {boots * 2} min{drawn}"

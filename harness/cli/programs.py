@@ -15,15 +15,16 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from cases import catalogue, fixed, prompts
+from cases.adapters import ADAPTERS
 from cases.boots import Boot
 from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
-from cases.recipes import Qwen3Recipe, Recipe
+from cases.recipes import Recipe
 from harness.both_sides.logit_processors import PARAMETER
 from harness.both_sides.mutants import MUTANTS
-from harness.contract.admission import reserved, reserved_slots, too_long
+from harness.contract.admission import LEAST_ROOM, longest, longest_prompt, reserved, reserved_slots, too_long
 from harness.contract.requests import GRAMMARS, RequestSpec
-from harness.contract.scenario import Scenario, SpecConfig, room
+from harness.contract.scenario import Op, Scenario, SpecConfig, room
 from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
 from harness.driving.adapt import Wanted, called, refused_setting
@@ -193,7 +194,7 @@ def _problems(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[
         if op.kind == "mutant" and op.name not in MUTANTS:
             yield unknown("mutant", str(op.name), MUTANTS)
         if op.kind == "update":
-            yield from _of_update(scenario, str(op.name), own)
+            yield from _of_update(scenario, op, own)
     vocab = own.vocab if own is not None else RECIPES[scenario.checkpoint].vocab
     whose = f"checkpoint {scenario.checkpoint!r}" if own is None else f"--target {own.target.folder}"
     for request in scenario.requests:
@@ -257,7 +258,15 @@ def _of_device(own: OwnPair, device: str) -> Iterator[str]:
 SHAPES = ("vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "target_architecture")
 
 
-def _of_update(scenario: Scenario, name: str, own: OwnPair | None) -> Iterator[str]:
+#: What decides the shapes of both, with what a head reads and where.
+ALL_SHAPES = (
+    *(*SHAPES, "draft_architecture", "draft_hidden", "draft_vocab", "aux_layers", "draft_layers"),
+    *("q_rank", "kv_rank", "nope", "value", "experts"),
+)
+
+
+def _of_update(scenario: Scenario, op: Op, own: OwnPair | None) -> Iterator[str]:
+    name = str(op.name)
     if own is not None or scenario.engine.disaggregation:
         yield (
             "op 'update': new weights are driven with the tiny pairs, on one engine\n"
@@ -265,23 +274,38 @@ def _of_update(scenario: Scenario, name: str, own: OwnPair | None) -> Iterator[s
         )
     elif name not in RECIPES:
         yield unknown("checkpoint", name, sorted(RECIPES))
+    elif op.source == "tensor" and scenario.engine.dp_size > 1:
+        yield (
+            f"op 'update' from tensors, and engine.dp_size is {scenario.engine.dp_size}: SGLang refuses it "
+            "(data-parallel replicas are not supported for update weights from tensor)\n  allowed: source disk"
+        )
+    elif op.selector == "all" and scenario.spec.algorithm == "EAGLE3":
+        yield (
+            "op 'update' of all, with an EAGLE-3 head: both models have tensors of one name, lm_head.weight\n"
+            "  allowed: two updates, of the target and of the draft"
+        )
     else:
         now = RECIPES[scenario.checkpoint]
-        fits = [
-            other for other, one in RECIPES.items() if all(getattr(one, key) == getattr(now, key) for key in SHAPES)
-        ]
+        like = SHAPES if op.selector == "target" else ALL_SHAPES
+        fits = [other for other, one in RECIPES.items() if _like(one, now, like)]
         if name not in fits:
             yield (
-                f"op 'update': the target of {name!r} has other shapes than that of {scenario.checkpoint!r}\n"
+                f"op 'update': the {op.selector} of {name!r} has other shapes than that of {scenario.checkpoint!r}\n"
                 f"  allowed: {', '.join(fits)}"
             )
 
 
+def _like(one: Recipe, other: Recipe, shapes: Sequence[str]) -> bool:
+    """Whether two pairs are alike in these; what one of them does not have it has not to be alike in."""
+    absent = object()
+    return all(getattr(one, key, absent) == getattr(other, key, absent) for key in shapes)
+
+
 def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterator[str]:
     spec, engine = scenario.spec, scenario.engine
-    if engine.dp_size > 1 and recipe is not None and not isinstance(recipe, Qwen3Recipe):
+    if engine.dp_size > 1 and recipe is not None and not recipe.dp_attention:
         # SGLang builds DP attention into some targets only, and an EAGLE-1 draft is no part of it and hangs
-        able = ", ".join(name for name, one in RECIPES.items() if isinstance(one, Qwen3Recipe))
+        able = ", ".join(name for name, one in RECIPES.items() if one.dp_attention)
         yield (
             f"engine.dp_size is {engine.dp_size}: the target of checkpoint {scenario.checkpoint!r} "
             f"has no DP attention\n"
@@ -318,6 +342,15 @@ def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterat
             f"engine.tp_size is {engine.tp_size} with engine.disaggregation: hand-overs between sides of several TP "
             f"ranks are not driven\n  allowed: the value of engine.dp_size ({engine.dp_size})"
         )
+    for token in spec.token_map or ():
+        if recipe is None or not 0 <= token < recipe.vocab:
+            yield "spec.token_map: token ids of a tiny pair's vocabulary\n  allowed: 0 to 511 on those of 512 tokens"
+            break
+    for name in engine.lora_paths:
+        if recipe is None or recipe.target_architecture != Recipe.target_architecture:
+            yield "engine.lora_paths: adapters are made for the tiny pairs with a Llama\n  allowed: leave it out"
+        elif name not in ADAPTERS:
+            yield unknown("adapter", name, ADAPTERS)
     yield from taken(engine.server_args)
     if device == "cpu" and engine.cuda_graph:
         yield "engine.cuda_graph is true, and there are no CUDA graphs on cpu\n  allowed: false"
@@ -354,23 +387,24 @@ def _of_length(scenario: Scenario, request: RequestSpec) -> Iterator[str]:
     """What SGLang would refuse, cut short or give up, unless that is what the scenario expects."""
     spec, engine, prompt, new = scenario.spec, scenario.engine, len(request.input_ids), request.max_new_tokens
     asked = f"{prompt} prompt tokens and {new} new ones"
-    spare, why = reserved(spec), too_long(request, spec, engine)
+    why, pool = too_long(request, spec, engine), engine.max_total_tokens - reserved_slots(spec)
     if request.unlimited and new != (left := room(prompt, engine)):
         yield f"unlimited, and {asked} are not what SGLang comes to\n  allowed: max_new_tokens {left}"
     if request.expect == "refusal":
         if not why and engine.max_queued_requests is None:
             yield (
-                "expect is 'refusal', and nothing refuses it\n  allowed: prompt and new tokens together above "
-                f"{engine.context_length - spare}, or engine.max_queued_requests"
+                "expect is 'refusal', and nothing refuses it\n  allowed: a prompt above "
+                f"{longest_prompt(spec, engine)} tokens, above {longest(spec, engine)} with its new ones, or "
+                "engine.max_queued_requests"
             )
         return
     if why:
+        both = min(longest(spec, engine), max(pool, 0))
         yield (
             f"{why}\n"
-            f"  allowed: together at most {engine.context_length - spare}, "
-            f"or  --context-length {prompt + new + spare} --max-total-tokens TOKENS, or expect 'refusal'"
+            f"  allowed: a prompt of at most {min(longest_prompt(spec, engine), both - 1)} tokens, with its new ones "
+            f"at most {both}; or  {_larger(scenario, request)}; or expect 'refusal'"
         )
-    pool = engine.max_total_tokens - reserved_slots(spec)
     if request.expect == "exhaustion":
         if prompt + new <= pool:
             yield f"expect is 'exhaustion', and {asked} fit the pool\n  allowed: together above {pool}"
@@ -391,3 +425,14 @@ def _of_length(scenario: Scenario, request: RequestSpec) -> Iterator[str]:
             f"  allowed: engine.max_total_tokens {-(-needed // engine.page_size) * engine.page_size} "
             f"or more, or smaller pages"
         )
+
+
+def _larger(scenario: Scenario, request: RequestSpec) -> str:
+    """Options with which the engine takes a request that is too long for it."""
+    spec, engine, prompt = scenario.spec, scenario.engine, len(request.input_ids)
+    new = 1 if request.unlimited else request.max_new_tokens
+    context = max(prompt + new + reserved(spec), prompt + LEAST_ROOM + 1)
+    pool = -(-(max(context, prompt + new + reserved_slots(spec)) + engine.page_size) // engine.page_size)
+    options = [("--context-length", context, engine.context_length)]
+    options += [("--max-total-tokens", pool * engine.page_size, engine.max_total_tokens)]
+    return " ".join(f"{name} {needed}" for name, needed, has in options if needed > has)

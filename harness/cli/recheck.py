@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from harness.archive.again import run_again
+from harness.archive.again import run_again, short
+from harness.archive.digests import SUMS
 from harness.archive.records import ScenarioVerdict
-from harness.archive.run_folders import OWN, judgeable, whole
+from harness.archive.run_folders import is_case, is_ours, judgeable, unfinished, whole
 from harness.archive.store import (
     MANIFEST,
     SCENARIO,
+    VERDICT,
     RunReader,
     StoredScenario,
-    StoreError,
+    UnreadableError,
     read_case,
     read_verdict,
-    reproducers_in,
+    reproducer_of,
 )
 from harness.archive.trace_faults import TraceError
 from harness.archive.trace_io import header_of, read_trace, trace_files
@@ -32,11 +34,10 @@ from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.contract.known_issues import assumed_by, assumed_in, issues, without_effect
 from harness.contract.outputs import check_target, write_json
 from harness.contract.providers import AUTO, WITNESS, is_witness
-from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
 from harness.contract.usage import UsageError, UserError
 from harness.contract.words import counted
-from harness.driving.judging import judge_scenario
+from harness.driving.judging import judge_scenario, judge_with
 from harness.driving.own_pair import own_pair
 from harness.driving.pairs import checkpoint_pairs
 from harness.driving.progress import Cost, RunResult, ScenarioResult, Setup, verdict_of
@@ -44,12 +45,15 @@ from reports.live import STYLE
 from reports.prose import say
 from reports.terminal import render_run
 
+if TYPE_CHECKING:
+    from harness.driving.oracle import Oracle
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
-    """What a folder holds. before: the verdict it ended with; missing: why it is not a whole run, or empty.
+    """What a folder holds. before: the verdict it ended with; missing: why it is not whole, or empty.
 
-    live: it is not whole because it still runs.
+    live: it is not whole because it still runs. beside: what is wrong around it, and nothing that is judged.
     """
 
     folder: Path
@@ -59,6 +63,7 @@ class _Stored:
     pair: dict[str, Any] | None = None
     missing: str = ""
     live: bool = False
+    beside: str = ""
 
 
 @guarded
@@ -84,14 +89,15 @@ def command(
             "--assume needs a new reference: the stored one is computed already\n"
             f"  recompute it:  eaglecheck recheck {run} --fresh-reference --assume {wanted[0]}"
         )
-    if not any((run / name).exists() for name in OWN) and (folders := judgeable(run)):
+    if not is_ours(run) and (folders := judgeable(run)):
         return _all_of(folders, fresh_reference=fresh_reference, assume=wanted, console=console, json=json)
     stored, result = _judged(run, fresh_reference=fresh_reference, assume=wanted)
     changed = stored.before is not None and stored.before is not result.verdict.outcome
     notes = [f"it was {stored.before} when the run ended"] if changed else []
     notes += _without_effect(stored, wanted)
     again = _next(stored, fresh_reference=fresh_reference)
-    render_run(console, result, notes=[*notes, *filter(None, [stored.missing])], again=again)
+    notes += filter(None, [stored.missing, stored.beside, _unsealed(stored.folder)])
+    render_run(console, result, notes=notes, again=again)
     write_json(run_document(result), json)
     return BY_OUTCOME[result.verdict.outcome]
 
@@ -106,7 +112,11 @@ def _all_of(
             _, result = _judged(folder, fresh_reference=fresh_reference, assume=assume)
         except UserError as error:
             outcomes.append(Outcome.UNKNOWN)
-            say(console, f"UNKNOWN  {folder}: {error}", style=STYLE[Outcome.UNKNOWN])
+            say(
+                console,
+                f"UNKNOWN  {folder}: {str(error).removeprefix('verdict UNKNOWN: ')}",
+                style=STYLE[Outcome.UNKNOWN],
+            )
             continue
         outcomes.append(result.verdict.outcome)
         documents.append(run_document(result))
@@ -117,7 +127,8 @@ def _all_of(
                 say(console, f"  {shared.count} × {' '.join([shared.signature, *known])}")
     outcome = Verdict.merge(outcomes)
     counts = ", ".join(f"{outcomes.count(each)} {each}" for each in Outcome if each in outcomes)
-    say(console, f"\nlook at one:  eaglecheck recheck {folders[0]}")
+    worst = next(folder for folder, one in zip(folders, outcomes, strict=True) if one is outcome)
+    say(console, f"\nlook at one:  eaglecheck recheck {worst}")
     say(console, f"verdict {outcome}: {counted(len(folders), 'folder')}, {counts}", style=STYLE[outcome])
     write_json({"schema": RUN_SCHEMA, "verdict": str(outcome), "runs": documents}, json)
     return BY_OUTCOME[outcome]
@@ -126,7 +137,7 @@ def _all_of(
 def _judged(run: Path, *, fresh_reference: bool, assume: tuple[str, ...]) -> tuple[_Stored, RunResult]:
     kept = not fresh_reference
     try:
-        stored = _open_case(run, reference=kept) if (run / SCENARIO).exists() else _open_run(run, reference=kept)
+        stored = _open_case(run, reference=kept) if is_case(run) else _open_run(run, reference=kept)
     except TraceError as error:
         if error.file.name.startswith("reference"):
             error.add_note(f"or recompute the reference:  eaglecheck recheck {run} --fresh-reference")
@@ -200,11 +211,27 @@ def _has_reference(folder: Path) -> bool:
 def _open_case(path: Path, *, reference: bool) -> _Stored:
     """One scenario's folder, or a reproducer. reference False: the stored one is not asked for."""
     case = read_case(path, reference=reference)
-    engine = dict(case.engine.header)
-    if (path.parent / MANIFEST).exists():  # of the run it lies in
-        engine |= RunReader.open(path.parent, allow_incomplete=True).manifest.engine.known()
+    engine, beside = dict(case.engine.header), ""
+    if is_ours(path.parent) and not (path / MANIFEST).exists():  # of the run it lies in
+        run = RunReader.open(path.parent, allow_incomplete=True)
+        engine |= run.manifest.engine.known()
+        beside = f"run {path.parent} is {run.unfinished}" if run.unfinished else ""
     before = None if case.verdict is None else case.verdict.outcome
-    return _Stored(folder=path, scenarios=[case], engine=engine, before=before)
+    return _Stored(folder=path, scenarios=[case], engine=engine, before=before, missing=_cut_off([case]), beside=beside)
+
+
+def _cut_off(cases: Sequence[StoredScenario]) -> str:
+    """Which of them lack what is written last, in words; a reproducer's is its manifest.
+
+    Traces alone, without digests and in no run, were never to have more.
+    """
+    gone = [one.folder for one in cases if one.verdict is None and not (one.folder / MANIFEST).exists()]
+    gone = [one for one in gone if is_ours(one.parent) or any((one / name).exists() for name in (SUMS, VERDICT))]
+    return "; ".join(f"{short(folder)} is {unfinished(folder)}" for folder in gone)
+
+
+def _unsealed(folder: Path) -> str:
+    return "" if (folder / SUMS).exists() else f"{folder} has no {SUMS}: nothing shows that its files are as written"
 
 
 def _open_run(path: Path, *, reference: bool) -> _Stored:
@@ -213,27 +240,28 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
         judged = {f"{one.scenario}-{one.scenario_id}" for one in reader.verdict.scenarios}
         gone = judged - {folder.name for folder in reader.scenario_folders()}
         if gone:
-            raise StoreError(
+            raise UnreadableError(
                 f"run {path} is incomplete: {min(gone)} was judged in it, and is gone or has no {SCENARIO}\n"
                 f"  copy the whole run folder again, or run again:  {run_again(path)}"
             )
         cases = list(reader.scenarios(reference=reference))
         return _Stored(
-            folder=_short(reader.folder),
+            folder=short(reader.folder),
             scenarios=cases,
             engine=reader.manifest.engine.known(),
             pair=reader.manifest.known_pair(),
             before=reader.verdict.outcome,
+            missing=_cut_off(cases),
         )
     # of a run that was cut off, what was stored whole: a scenario's verdict is written last
     folders = [folder for folder in reader.scenario_folders() if read_verdict(folder, ScenarioVerdict)]
     cases = [read_case(folder, reference=reference) for folder in folders]
     if not cases and not reader.live:
-        raise UsageError(
+        raise UnreadableError(
             f"run {path} holds no scenario: it ended before the first one was judged\n  run again:  {run_again(path)}"
         )
     return _Stored(
-        folder=_short(reader.folder),
+        folder=short(reader.folder),
         scenarios=cases,
         engine=reader.manifest.engine.known(),
         pair=reader.manifest.known_pair(),
@@ -241,11 +269,6 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
         missing=f"run {path} is {reader.unfinished}; {counted(len(cases), 'scenario')} of it can be judged",
         live=reader.live,
     )
-
-
-def _short(path: Path) -> Path:
-    """As it would be typed from here."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _header(stored: _Stored) -> Mapping[str, Any]:
@@ -282,11 +305,10 @@ def _rejudge(
 ) -> ScenarioResult:
     if not fresh_reference and stored.reference is None and stored.engine.header:
         # without one only the engine's own rows are looked at, which is no agreement with anything
-        raise UsageError(
+        raise UnreadableError(
             f"{stored.folder} has no reference: its reference.json is gone, or was not copied\n"
-            f"  recompute the reference:  eaglecheck recheck {_short(run.folder)} --fresh-reference"
+            f"  recompute the reference:  eaglecheck recheck {short(run.folder)} --fresh-reference"
         )
-    reference = _reference(stored, run.engine, assume) if fresh_reference else stored.reference
     told = {**stored.engine.header, **{name: value for name, value in run.engine.items() if value}}
     target, draft = told.get("pair") or ("", "")
     setup = Setup(
@@ -295,22 +317,16 @@ def _rejudge(
         revert=told.get("revert"),
         pair=(str(target), str(draft)) if draft else None,
     )
-    places: dict[str, Any] = {"folder": _short(stored.folder), "reproducer": _reproducer(stored)}
+    places: dict[str, Any] = {"folder": short(stored.folder), "reproducer": reproducer_of(stored.folder)}
     if not stored.engine.header and stored.verdict is not None:  # the engine never came up: the reason still stands
         verdict = stored.verdict.verdict()
-        return ScenarioResult.of(stored.scenario, stored.engine, reference, verdict, (), setup=setup, **places)
-    return judge_scenario(stored.scenario, stored.engine, reference, setup=setup, **places)
+        return ScenarioResult.of(stored.scenario, stored.engine, stored.reference, verdict, (), setup=setup, **places)
+    if fresh_reference:
+        return judge_with(_oracle(stored, run.engine, assume), stored.scenario, stored.engine, setup=setup, **places)
+    return judge_scenario(stored.scenario, stored.engine, stored.reference, setup=setup, **places)
 
 
-def _reproducer(stored: StoredScenario) -> Path | None:
-    """The reproducer the run left for this scenario, if it is still there."""
-    if (stored.folder / MANIFEST).is_file():
-        return _short(stored.folder)
-    beside = reproducers_in(stored.folder.parent)
-    return next((_short(place) for place in beside if place.name == stored.folder.name), None)
-
-
-def _reference(stored: StoredScenario, engine: Mapping[str, Any], assume: tuple[str, ...] = ()) -> Trace:
+def _oracle(stored: StoredScenario, engine: Mapping[str, Any], assume: tuple[str, ...]) -> Oracle:
     from harness.driving.oracle import Oracle
 
     _check_provider(stored, engine)
@@ -321,8 +337,7 @@ def _reference(stored: StoredScenario, engine: Mapping[str, Any], assume: tuple[
     target, draft = pairs[stored.scenario.checkpoint]
     assumed = tuple(dict.fromkeys((*_assumed(stored, engine), *assume)))
     provider = str(engine.get("reference") or AUTO)
-    oracle = Oracle(target=target, draft=draft, assumed=assumed, provider=provider).load()
-    return oracle.answer(stored.scenario, stored.engine)
+    return Oracle(target=target, draft=draft, assumed=assumed, provider=provider).load()
 
 
 def _check_provider(stored: StoredScenario, engine: Mapping[str, Any]) -> None:
@@ -332,7 +347,7 @@ def _check_provider(stored: StoredScenario, engine: Mapping[str, Any]) -> None:
         again = run_again(stored.folder if (stored.folder / MANIFEST).is_file() else stored.folder.parent)
         raise UsageError(
             f"--fresh-reference: {stored.folder} was judged by the witness, which is an engine and not computed here\n"
-            f"  judge it with the stored one:  eaglecheck recheck {_short(stored.folder)}\n  ask it anew:  {again}"
+            f"  judge it with the stored one:  eaglecheck recheck {short(stored.folder)}\n  ask it anew:  {again}"
         )
 
 

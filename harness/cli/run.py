@@ -13,21 +13,23 @@ from harness.cli import options, prepare
 from harness.cli.documents import interrupted_run, run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
 from harness.cli.programs import choose_scenarios, of_prompts
+from harness.cli.settings import takes_settings
 from harness.contract.known_issues import assumable
 from harness.contract.outputs import check_target, write_json
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
-from harness.driving.adapt import Wanted
+from harness.driving.adapt import NOTHING, Wanted
 from harness.driving.own_pair import own_pair
 from harness.driving.runner import run
-from harness.engines import component, server_args
+from harness.engines import component
 from harness.engines.launch import CpuAttention
 from reports.prose import say
 from reports.terminal import LiveLine, render_run
 
 
 @guarded
+@takes_settings()
 def command(
     engine: options.Release = None,
     device: options.Device = "cpu",
@@ -48,19 +50,7 @@ def command(
     reference: options.Reference = "auto",
     reference_device: options.ReferenceDevice = "auto",
     gpu_share: options.GpuShare = None,
-    dtype: options.Dtype = None,
-    backend: options.Backend = None,
-    graphs: options.Graphs = None,
-    overlap: options.Overlap = None,
-    page: options.Page = None,
-    context_length: options.Context = None,
-    chunked_prefill_size: options.Chunk = None,
-    max_running_requests: options.Running = None,
-    max_total_tokens: options.Pool = None,
-    cuda_graph_max_bs: options.GraphBatch = None,
-    mem_fraction_static: options.MemFraction = None,
-    trust_remote_code: options.TrustCode = None,
-    server_arg: options.ServerArg = None,
+    wanted: Wanted = NOTHING,
     prompts: options.Prompts = None,
     arrivals: Annotated[
         float | None,
@@ -83,21 +73,6 @@ def command(
     console = Console(stderr=json == "-")
     check_target(json, inputs=scenario_file or ())
     own = own_pair(target, draft)
-    wanted = Wanted(
-        dtype=dtype,
-        attention_backend=backend,
-        cuda_graph=graphs,
-        overlap_schedule=overlap,
-        page_size=page,
-        context_length=context_length,
-        chunked_prefill_size=chunked_prefill_size,
-        max_running_requests=max_running_requests,
-        max_total_tokens=max_total_tokens,
-        cuda_graph_max_bs=cuda_graph_max_bs,
-        mem_fraction_static=mem_fraction_static,
-        trust_remote_code=trust_remote_code,
-        server_args=server_args.read(server_arg or ()),
-    )
     of_prompts_alone = {"--arrivals": arrivals, "--max-new-tokens": max_new_tokens, "--seed": seed}
     if prompts is None and (given := [name for name, value in of_prompts_alone.items() if value is not None]):
         raise UsageError(f"{given[0]} belongs to --prompts\n  name the file:  --prompts FILE, or leave {given[0]} out")

@@ -26,18 +26,25 @@ def reserved_slots(spec: SpecConfig) -> int:
     return 2 * max(spec.most_steps * spec.eagle_topk, spec.num_draft_tokens, spec.most_steps + 1)
 
 
+def longest_prompt(spec: SpecConfig, engine: EngineConfig) -> int:
+    """Prompt tokens at most: they leave room to speculate in the context, and some of the context and of the pool."""
+    pool = engine.max_total_tokens // engine.page_size * engine.page_size
+    return min(engine.context_length - reserved(spec), min(engine.context_length, pool) - LEAST_ROOM) - 1
+
+
+def longest(spec: SpecConfig, engine: EngineConfig) -> int:
+    """Tokens of a prompt and its answer together at most, by the context."""
+    return engine.context_length - reserved(spec)
+
+
 def too_long(request: RequestSpec, spec: SpecConfig, engine: EngineConfig) -> str:
     """Why SGLang refuses a request for its length, empty if it takes it."""
-    prompt, new, spare = len(request.input_ids), request.max_new_tokens, reserved(spec)
-    pool = engine.max_total_tokens // engine.page_size * engine.page_size
-    most = min(engine.context_length, pool) - LEAST_ROOM
-    if prompt + spare >= engine.context_length:
-        return f"{prompt} prompt tokens and {spare} to speculate fill the context of {engine.context_length}"
-    if prompt >= most:
-        return f"{prompt} prompt tokens, of which the scheduler takes fewer than {most}"
-    if not request.unlimited and prompt + new + spare > engine.context_length:
+    prompt, new = len(request.input_ids), request.max_new_tokens
+    if prompt > (most := longest_prompt(spec, engine)):
+        return f"{prompt} prompt tokens, of which SGLang takes {most} at most"
+    if not request.unlimited and prompt + new > longest(spec, engine):
         return (
             f"{prompt} prompt tokens and {new} new ones exceed the context of {engine.context_length} "
-            f"less {spare} to speculate"
+            f"less {reserved(spec)} to speculate"
         )
     return ""

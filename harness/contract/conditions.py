@@ -45,6 +45,7 @@ def settings_of(
     engine: EngineConfig,
     *,
     requests: int = 1,
+    updates: int = 0,
     checkpoint: str = "",
     draft: DraftFacts = NO_DRAFT,
 ) -> dict[str, int | bool | str]:
@@ -67,6 +68,8 @@ def settings_of(
         "checkpoint": checkpoint,
         **asdict(draft),
         "requests": requests,
+        "updates": updates,
+        "token_map": spec.token_map is not None,
         "largest_graph": engine.cuda_graph_max_bs or LARGEST_GRAPH,
     }
 

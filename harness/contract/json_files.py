@@ -1,21 +1,20 @@
 """Reads JSON of users and other programs: one UTF-8 document, strictly, into a pydantic model.
 
-The messages are the libraries' own, with the place, the nearest name and the allowed keys added. It must not
-open files (see `plain_files`) and must not know any particular model.
+The messages name the place, what stands there, the nearest name, and what is allowed. It must not open files (see
+`plain_files`) and must not know any particular model.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
+from harness.contract.allowed import Place
 from harness.contract.usage import meant
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -77,7 +76,7 @@ def validated(content: object, model: type[Model], *, spelling: Spelling = Spell
     if isinstance(content, Mapping):
         for key in VERSIONS:
             if key in content and type(content[key]) is not int:
-                raise BadDocument(f"{key}: Input should be a valid integer, found {shown(content[key])}")
+                raise BadDocument(f"{key}: found {shown(content[key])}\n  allowed: a whole number")
     try:
         return model.model_validate_json(json.dumps(content, default=str), strict=True)
     except ValidationError as error:
@@ -89,74 +88,36 @@ def shown(value: object) -> str:
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list | tuple):
-        return f"a list of {len(value)}"
+        return f"a list of {len(value)}" if value else "an empty list"
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters)"
 
 
 def _described(error: ValidationError, model: type[BaseModel], spelling: Spelling) -> str:
-    """'place: message', of the first fault. An unknown key comes first: it explains why another one is missing."""
+    """'place: message', of the first fault, and what is allowed there; a message of ours says that itself.
+
+    An unknown key comes first: it explains why another one is missing.
+    """
     faults = error.errors(include_url=False)
     fault = next((one for one in faults if one["type"] == "extra_forbidden"), faults[0])
-    path = fault["loc"]
+    path, value = fault["loc"], shown(fault["input"])
     spelled = [spelling.written(path[:at], one) if isinstance(one, str) else one for at, one in enumerate(path)]
-    place = ".".join(map(str, spelled)) or "the document"
-    more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
-    return f"{place}: {_message(fault, model, spelling)}{more}{_allowed(fault, model, spelling)}"
-
-
-def _message(fault: ErrorDetails, model: type[BaseModel], spelling: Spelling) -> str:
-    said, value, path = fault["msg"].removeprefix("Value error, "), fault["input"], fault["loc"]
+    said = f"{'.'.join(map(str, spelled)) or 'the document'}: "
+    keys = [spelling.written(path[:-1], key) for key in Place(model, path[:-1]).keys]
     match fault["type"]:
         case "extra_forbidden":
             key = str(path[-1])
-            if today := spelling.today(path[:-1], key):
-                return f"unknown key {key!r}; it is called {today!r} in this version"
-            return f"unknown key {key!r}{meant(key, _spelled_keys(path[:-1], model, spelling))}"
-        case "missing" | "value_error" | "json_invalid":
-            return said
-        case "literal_error" if isinstance(value, str):
-            today = spelling.word(path, value)
-            near = f"; it is called {today!r} in this version" if today else meant(value, re.findall(r"'(.*?)'", said))
-            return f"{said}, found {shown(value)}{near}"
-        case "less_than_equal" | "greater_than_equal":
-            why = _reason(model, path) if fault["type"] == "less_than_equal" else ""
-            return f"{said}, found {shown(value)}{why}"
-    return f"{said}, found {shown(value)}"
-
-
-def _reason(model: type[BaseModel], path: Sequence[str | int]) -> str:
-    """Why a number may not be larger: the description of its field."""
-    field = _at(model, path[:-1]).model_fields.get(str(path[-1]))
-    return f"; {field.description}" if field is not None and field.description else ""
-
-
-def _allowed(fault: ErrorDetails, model: type[BaseModel], spelling: Spelling) -> str:
-    if fault["type"] not in ("extra_forbidden", "missing"):
-        return ""
-    return f"\n  allowed keys: {', '.join(_spelled_keys(fault['loc'][:-1], model, spelling))}"
-
-
-def _spelled_keys(path: Sequence[str | int], model: type[BaseModel], spelling: Spelling) -> list[str]:
-    """The keys of the object at `path`, as the document spells them."""
-    return [spelling.written(path, key) for key in _keys(_at(model, path))]
-
-
-def _keys(model: type[BaseModel]) -> list[str]:
-    """As they are written in a document."""
-    return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel]:
-    """The model that stands at `path` inside `model`; the last one that can be followed."""
-    for part in path:
-        fields = (field for name, field in model.model_fields.items() if part in (name, field.alias))
-        model = next((inner for field in fields if (inner := _model_in(field.annotation))), model)
-    return model
-
-
-def _model_in(annotation: object) -> type[BaseModel] | None:
-    """The first model named in a type such as `tuple[Model, ...]`."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for part in typing.get_args(annotation) if (found := _model_in(part))), None)
+            today = spelling.today(path[:-1], key)
+            near = f"; it is called {today!r} in this version" if today else meant(key, keys)
+            return f"{said}unknown key {key!r}{near}\n  allowed keys: {', '.join(keys)}"
+        case "missing":
+            return f"{said}it is missing\n  allowed keys: {', '.join(keys)}"
+        case "value_error" | "json_invalid":
+            return said + fault["msg"].removeprefix("Value error, ")
+    place, near = Place(model, path), ""
+    if fault["type"] == "literal_error" and isinstance(fault["input"], str):
+        today = spelling.word(path, fault["input"])
+        words = re.findall(r"'(.*?)'", fault["msg"])
+        near = f"; it is called {today!r} in this version" if today else meant(fault["input"], words)
+    why = f"; {place.why}" if fault["type"] == "less_than_equal" and place.why else ""
+    return f"{said}found {value}{near}\n  allowed: {place.words or fault['msg']}{why}"

@@ -191,11 +191,6 @@ class KnownIssue(_Page):
         """Its releases in words."""
         return self.releases.text
 
-    @property
-    def fixed(self) -> str:
-        """Its releases, and the first one without it, in words."""
-        return f"{self.window}, fixed in {self.fixed_in}" if self.fixed_in else self.window
-
     def on(self, release: str, revert: int | None) -> bool:
         """Whether it can show there. revert: the fix that SGLang was told to take out."""
         return self.releases.has(release) or (revert is not None and revert in self.upstream.pulls)
@@ -222,11 +217,12 @@ class KnownIssue(_Page):
         engine: EngineConfig,
         *,
         requests: int = 1,
+        updates: int = 0,
         checkpoint: str = "",
         draft: DraftFacts = NO_DRAFT,
     ) -> bool:
-        """Whether such an engine can show it."""
-        settings = settings_of(spec, engine, requests=requests, checkpoint=checkpoint, draft=draft)
+        """Whether such an engine can show it. updates: how often it is given other weights."""
+        settings = settings_of(spec, engine, requests=requests, updates=updates, checkpoint=checkpoint, draft=draft)
         return spec.algorithm in self.algorithms and all(holds(one, settings) for one in self.settings)
 
     def assumable_on(self, device: str) -> bool:
@@ -357,7 +353,7 @@ def assumed_by(reasons: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What to say of a known finding beside a verdict. link: of SGLang's project, or empty.
+    """What to say of a known finding beside a verdict. fixed_in: a release; link: of SGLang's project; or empty.
 
     assume: whether `--assume` takes it on that device; predicted: whether a recheck alone can.
     """
@@ -365,7 +361,7 @@ class Known:
     id: str
     title: str
     window: str
-    fixed: str
+    fixed_in: str
     link: str
     assume: bool
     predicted: bool
@@ -373,7 +369,8 @@ class Known:
     @property
     def line(self) -> str:
         link = f", {self.link}" if self.link else ""
-        return f"known: {self.id} ({self.title}; {self.fixed}{link}), see  eaglecheck findings {self.id}"
+        fixed = f", fixed in {self.fixed_in}" if self.fixed_in else ""
+        return f"known: {self.id} ({self.title}; {self.window}{fixed}{link}), see  eaglecheck findings {self.id}"
 
 
 def known_as(
@@ -398,7 +395,12 @@ def known_as(
         if one.id not in assumed
         and one.on(release, revert)
         and one.reached_by(
-            scenario.spec, scenario.engine, requests=requests, checkpoint=scenario.checkpoint, draft=draft
+            scenario.spec,
+            scenario.engine,
+            requests=requests,
+            updates=scenario.updates,
+            checkpoint=scenario.checkpoint,
+            draft=draft,
         )
     ]
     found = {text: tuple(_known(one, device) for one in able if one.looks_like(text)) for text in dict.fromkeys(texts)}
@@ -410,7 +412,7 @@ def _known(one: KnownIssue, device: str) -> Known:
         id=one.id,
         title=one.title,
         window=one.window,
-        fixed=one.fixed,
+        fixed_in=one.fixed_in or "",
         link=one.upstream.link,
         assume=one.assumable_on(device),
         predicted=one.assume == "predicted",

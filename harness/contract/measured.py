@@ -25,6 +25,7 @@ from harness.contract.noise import (
 )
 from harness.contract.tolerance import Budget, judge_rows
 from harness.contract.trace import Trace
+from harness.contract.types import Phase
 
 
 def state_noise(reference: Trace, name: str, budget: Budget) -> Noise | None:
@@ -80,6 +81,24 @@ def logit_noise(reference: Trace | None, budget: Budget) -> LogitNoise:
         noise = pooled(errors, luck=LOGIT_LUCK, floor=budget.rounding * float(np.median(scale)) / 2, tests=count)
         found.expected[rows] = np.fmax(noise.expected(errors), budget.rounding * scale)
         found.limit[rows] = np.fmax(noise.allowed(errors), ALLOWANCE * budget.rounding * scale)
+    return found
+
+
+def target_scales(reference: Trace | None, noise: LogitNoise) -> dict[str, tuple[float, float]]:
+    """rid -> the greatest |logit| of its target rows, and the most that rounding does to logits there.
+
+    NaN where that is not measured.
+    """
+    if reference is None:
+        return {}
+    logits, rids = reference.rows.lists["top_logits"], reference.rows.strings["rid"]
+    of_target = np.isin(reference.rows.strings["phase"].astype(str), (Phase.PREFILL, Phase.VERIFY))
+    rows = np.flatnonzero(of_target & (logits.lengths > 0))
+    scales = [float(np.abs(logits[row]).max()) for row in rows.tolist()]
+    found = dict[str, tuple[float, float]]()
+    for rid, scale, most in zip(rids[rows].tolist(), scales, noise.expected[rows].tolist(), strict=True):
+        before = found.get(rid, (0.0, float("nan")))
+        found[rid] = (max(before[0], scale), float(np.fmax(before[1], most)))
     return found
 
 

@@ -62,6 +62,7 @@ class RequestSpec(Strict):
     ignore_eos: bool = False
     priority: Annotated[int, Field(ge=-(10**6), le=10**6)] | None = None
     dp_rank: Annotated[int, Field(ge=0)] = 0
+    lora_path: str | None = None
     top_k: Annotated[int, Field(ge=-1)] = -1
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     min_p: Share = 0.0
@@ -248,5 +249,5 @@ SAMPLING = (
 )
 GENERATE = (
     *("custom_logit_processor", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"),
-    *("return_hidden_states", "stream", "require_reasoning"),
+    *("return_hidden_states", "stream", "require_reasoning", "lora_path"),
 )

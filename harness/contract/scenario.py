@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -44,6 +43,9 @@ class SpecConfig(Strict):
     adaptive: what SGLang reads from the file of `speculative_adaptive_config`: batch sizes, each with candidate_steps
     between which it changes while it serves, 0 for rounds that do not speculate; num_steps is what it starts with.
 
+    token_map: target ids that an EAGLE draft may propose (FR-Spec), which SGLang reads from the file of
+    `speculative_token_map`; None: all.
+
     plugin: EAGLE as an algorithm that a plugin of SGLang registers (see harness.both_sides.plugin_algorithm), which of
     a hand-over makes no draft input (none) or one of its own class (own); bare: with nothing but what SGLang asks of a
     plugin.
@@ -55,21 +57,28 @@ class SpecConfig(Strict):
     num_draft_tokens: Annotated[int, Field(ge=2, le=256)] = 4
     plugin: Literal["bare", "none", "own"] | None = None
     adaptive: dict[str, Any] | None = None
+    token_map: tuple[int, ...] | None = None
 
     @model_validator(mode="after")
     def _tree_is_possible(self) -> SpecConfig:
         if self.eagle_topk == 1 and self.num_draft_tokens != self.num_steps + 1:
             raise ValueError(
                 f"num_draft_tokens must be num_steps + 1 = {self.num_steps + 1} where eagle_topk is 1, not "
-                f"{self.num_draft_tokens}"
+                f"{self.num_draft_tokens}\n  allowed: that, or an eagle_topk above 1"
             )
         if self.algorithm == "MTP" and self.eagle_topk != 1:
-            raise ValueError(f"eagle_topk must be 1 for MTP, whose layers propose one chain, not {self.eagle_topk}")
+            raise ValueError(f"eagle_topk {self.eagle_topk} of MTP, whose layers propose one chain\n  allowed: 1")
         most = 1 + self.eagle_topk + (self.num_steps - 1) * self.eagle_topk * self.eagle_topk
         if self.num_draft_tokens > most:
             raise ValueError(
                 f"num_draft_tokens {self.num_draft_tokens} exceeds the {most} nodes that num_steps {self.num_steps} "
-                f"and eagle_topk {self.eagle_topk} can propose"
+                f"and eagle_topk {self.eagle_topk} can propose\n  allowed: at most {most}"
+            )
+        if self.token_map is not None and (
+            self.algorithm != "EAGLE" or not self.eagle_topk <= len(set(self.token_map)) == len(self.token_map)
+        ):
+            raise ValueError(
+                "token_map does not fit\n  allowed: with algorithm EAGLE, at least eagle_topk different token ids"
             )
         if self.adaptive is not None:
             self._check_adaptive(self.adaptive)
@@ -77,15 +86,15 @@ class SpecConfig(Strict):
 
     def _check_adaptive(self, adaptive: dict[str, Any]) -> None:
         if self.algorithm == "MTP" or self.eagle_topk != 1 or self.plugin:
-            raise ValueError("adaptive needs a chain (eagle_topk 1) of EAGLE or EAGLE3, without a plugin")
+            raise ValueError("adaptive needs a chain of EAGLE or EAGLE3\n  allowed: eagle_topk 1, and no plugin")
         listed = [entry.get("candidate_steps") for size, entry in adaptive.items() if size.isdigit()]
         if not listed or not all(
             isinstance(steps, list) and steps and all(type(one) is int and 0 <= one <= MOST_STEPS for one in steps)
             for steps in listed
         ):
             raise ValueError(
-                'adaptive needs a batch size with candidate_steps, for example {"1": {"candidate_steps": [0, 1, 3]}}; '
-                f"each of them 0 to {MOST_STEPS}"
+                "adaptive needs a batch size with candidate_steps\n  allowed: for example "
+                f'{{"1": {{"candidate_steps": [0, 1, 3]}}}}, each of them 0 to {MOST_STEPS}'
             )
 
     @property
@@ -136,12 +145,18 @@ class EngineConfig(Strict):
 
     disaggregation: prompts run on one engine and decoding on another, each with these settings (running_limit, dp_size
     and tp_size: the decode side's; the prefill side has one rank). disaggregation_decode_radix_cache: the decode side
-    keeps a prefix cache; releases before 0.5.23 refuse that beside speculation.
+    keeps a prefix cache; releases before 0.5.23 refuse that beside speculation. disaggregation_prefill: what of
+    max_total_tokens and radix_cache the prefill side has otherwise.
 
     deterministic_inference: a request's seed decides what it samples, whoever shares its batch. rejection_sampling:
     drafts are drawn from the draft's distribution and verified against it, instead of the draft's best.
 
+    disable_hybrid_swa_memory: models with sliding windows keep all their KV in one pool; false: layers with a window
+    have a pool of their own, whose slots are given back once no window reaches them.
+
     server_args: further arguments of SGLang's own, which go to it as they are (see harness.engines.server_args).
+
+    lora_paths: LoRA adapters that requests may name; on the tiny pairs those of cases.adapters, by their names.
 
     skip_tokenizer_init false: the engine has the checkpoint's tokenizer, which stop strings and grammars need.
     """
@@ -168,6 +183,8 @@ class EngineConfig(Strict):
     enable_mixed_chunk: bool = False
     disaggregation: bool = False
     disaggregation_decode_radix_cache: bool = False
+    disaggregation_prefill: dict[Literal["max_total_tokens", "radix_cache"], int | bool] = Field(default={})
+    disable_hybrid_swa_memory: bool = True
     deterministic_inference: bool = False
     rejection_sampling: bool = False
     skip_tokenizer_init: bool = True
@@ -176,12 +193,18 @@ class EngineConfig(Strict):
     enable_custom_logit_processor: bool = False
     enable_return_hidden_states: bool = False
     max_queued_requests: Annotated[int, Field(ge=1, le=4096)] | None = None
+    lora_paths: tuple[str, ...] = ()
     server_args: dict[str, Any] = Field(default={})
 
     @property
     def attention_tp_size(self) -> int:
         """TP ranks of each DP rank, which share its requests: 1 where every rank has its own."""
         return self.tp_size // self.dp_size
+
+    @property
+    def prefill_side(self) -> EngineConfig:
+        """What the prefill side of a pair has."""
+        return self.model_copy(update={str(name): value for name, value in self.disaggregation_prefill.items()})
 
     def boot(self) -> dict[str, Any]:
         """The part that needs a reboot to change, as JSON-ready data."""
@@ -201,11 +224,16 @@ class Op(Strict):
     pause    the loop runs on without batches from the next step; submit nothing before resume
     resume   the end of a pause
     flush    the prefix cache is emptied now; does nothing while requests are alive
-    update   SGLang's update_weights_from_disk, at the next step, with the target of the pair `name`; behind a drain
+    update   SGLang is given weights of the pair `name` while it serves: of its `selector` target, draft or all; from
+             `source` disk (one folder, which every model reads) or tensor (an update session). Behind a drain; with
+             mode "retract" every running request goes back first, and generation goes on then
+    memory   SGLang's release_memory_occupation or resume_memory_occupation, by `name` release or resume; behind a
+             drain, and nothing arrives in between
     transfer hand-overs of rids between prefill and decode side, as `name` says from now on: hold (nothing arrives),
              release (what is held arrives, in the order of these ops), fail (both sides are told so), drop (the prefill
-             side is done, and nothing arrives), fake (said before the submit: SGLang's own backend of that name,
-             which moves nothing)
+             side is done, and nothing arrives), late (as hold, and nobody can take back what was sent), land (what was
+             sent of a late one is written where the decode side asked for it, whatever became of its request), fake
+             (said before the submit: SGLang's own backend of that name, which moves nothing)
     mutant   arm the mutant `name` (see harness.both_sides.mutants), from the `count`-th batch of the scenario on
     drain    steps until nothing is left; how many at most follows from the tokens asked for
 
@@ -214,11 +242,25 @@ class Op(Strict):
     """
 
     kind: Literal[
-        "submit", "step", "abort", "retract", "pause", "resume", "flush", "update", "transfer", "mutant", "drain"
+        "submit",
+        "step",
+        "abort",
+        "retract",
+        "pause",
+        "resume",
+        "flush",
+        "update",
+        "memory",
+        "transfer",
+        "mutant",
+        "drain",
     ]
     rids: tuple[str, ...] = ()
     count: Annotated[int, Field(ge=1, le=10_000, description=STEPS_ARE)] = 1
     name: str | None = None
+    source: Literal["disk", "tensor"] = "disk"
+    selector: Literal["target", "draft", "all"] = "target"
+    mode: Literal["retract"] | None = None
 
     @property
     def everybody(self) -> bool:
@@ -247,27 +289,27 @@ class Scenario(Strict):
         rids = [request.rid for request in self.requests]
         if len(set(rids)) != len(rids):
             twice = sorted({rid for rid in rids if rids.count(rid) > 1})
-            raise ValueError(f"rid {', '.join(twice)}: used twice; allowed: a name of its own for each request")
+            raise ValueError(f"rid {', '.join(twice)}: used twice\n  allowed: a name of its own for each request")
         for op in self.script:
             unknown = sorted(set(op.rids) - set(rids))
             if unknown:
-                raise ValueError(f"op {op.kind!r} names unknown rid {unknown[0]!r}; allowed: {', '.join(rids)}")
+                raise ValueError(f"op {op.kind!r} names unknown rid {unknown[0]!r}\n  allowed: {', '.join(rids)}")
         for side in ("prefill", "decode") if self.engine.disaggregation else ("",):
             given = [op for op in self.script if op.kind == "submit" and (op.name or side) == side]
             sent = [rid for op in given for rid in op.rids]
             if wrong := [f"{rid} is submitted {sent.count(rid)} times" for rid in rids if sent.count(rid) != 1]:
                 where = f" to the {side} side" if side else ""
-                raise ValueError(f"{', '.join(wrong)}; allowed: exactly once{where}, by an op 'submit' with its rid")
+                raise ValueError(f"{', '.join(wrong)}\n  allowed: exactly once{where}, by an op 'submit' with its rid")
         _check_sides(self)
         _check_served(self)
         _check_samples(self)
         _check_updates(self)
         if self.script[-1].kind != "drain":
-            raise ValueError("the script must end with a drain op")
+            raise ValueError('the script must end with a drain op\n  allowed: {"kind": "drain"} at its end')
         ranked = [request.rid for request in self.requests if request.priority is not None]
         if ranked and not self.engine.priority_scheduling:
             raise ValueError(
-                f"request {ranked[0]!r} has a priority; set engine.priority_scheduling to true, or leave it out"
+                f"request {ranked[0]!r} has a priority\n  allowed: none, or engine.priority_scheduling true"
             )
         limit = self.engine.running_limit
         if limit is not None and limit > self.engine.max_running_requests:
@@ -276,13 +318,8 @@ class Scenario(Strict):
                 "  allowed: 1 to that"
             )
         _check_pauses(self.script)
-        if self.engine.rejection_sampling and (
-            self.spec.eagle_topk > 1 or self.spec.algorithm == "MTP" or self.engine.disaggregation
-        ):
-            raise ValueError(
-                "engine.rejection_sampling is driven with chains (spec.eagle_topk 1) of EAGLE or EAGLE3, without "
-                "engine.disaggregation"
-            )
+        if self.engine.rejection_sampling and self.spec.eagle_topk > 1:
+            raise ValueError("engine.rejection_sampling draws chains\n  allowed: with spec.eagle_topk 1")
         return self
 
     @property
@@ -302,13 +339,9 @@ class Scenario(Strict):
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
-    def weights(self) -> dict[str, str]:
-        """rid -> the pair whose target the engine has when it arrives."""
-        found, now = dict[str, str](), self.checkpoint
-        for op in self.script:
-            now = str(op.name) if op.kind == "update" else now
-            found |= dict.fromkeys(op.rids if op.kind == "submit" else (), now)
-        return found
+    def updates(self) -> int:
+        """How often its engine is given other weights."""
+        return sum(op.kind == "update" for op in self.script)
 
     def request(self, rid: str) -> RequestSpec:
         """The request called `rid`, or the one of a request's samples; KeyError if there is none."""
@@ -336,7 +369,7 @@ def room(prompt: int, engine: EngineConfig) -> int:
     return min(engine.context_length, engine.max_total_tokens) - 2 - prompt
 
 
-TRANSFERS = ("hold", "release", "fail", "drop", "fake")
+TRANSFERS = ("hold", "release", "fail", "drop", "late", "land", "fake")
 
 
 def _check_sides(scenario: Scenario) -> None:
@@ -345,31 +378,48 @@ def _check_sides(scenario: Scenario) -> None:
     for op in scenario.script:
         given |= set(op.rids) if op.kind == "submit" else set()
         if op.kind == "transfer" and op.name == "fake" and given & set(op.rids):
-            raise ValueError("op 'transfer' with name 'fake' comes after the submit of its request; put it before")
+            raise ValueError(
+                "op 'transfer' with name 'fake' comes after the submit of its request\n  allowed: before it"
+            )
         if op.kind == "transfer" and op.name not in TRANSFERS:
-            raise ValueError(f"op 'transfer' has name {op.name!r}; allowed: {', '.join(TRANSFERS)}")
+            raise ValueError(f"op 'transfer' has name {op.name!r}\n  allowed: {', '.join(TRANSFERS)}")
         if op.kind == "transfer" and not scenario.engine.disaggregation:
-            raise ValueError("op 'transfer' needs two engines; set engine.disaggregation to true, or leave it out")
+            raise ValueError("op 'transfer' needs two engines\n  allowed: with engine.disaggregation true")
         if op.kind in ("submit", "abort") and op.name not in (
             None,
             *(("prefill", "decode") * scenario.engine.disaggregation),
         ):
             raise ValueError(
-                f"op {op.kind!r} has name {op.name!r}; allowed: prefill or decode with engine.disaggregation, or none"
+                f"op {op.kind!r} has name {op.name!r}\n  allowed: prefill or decode with engine.disaggregation, or none"
             )
         if op.kind == "retract" and (op.name not in (None, "test") or (op.name and op.rids)):
             raise ValueError(
-                f"op 'retract' has name {op.name!r}{' beside rids' * bool(op.rids)}; allowed: rids, name test, or none"
+                f"op 'retract' has name {op.name!r}{' beside rids' * bool(op.rids)}\n"
+                "  allowed: rids, name test, or none"
             )
     if scenario.engine.disaggregation_decode_radix_cache and not scenario.engine.disaggregation:
-        raise ValueError("engine.disaggregation_decode_radix_cache needs engine.disaggregation; set both, or neither")
+        raise ValueError(
+            "engine.disaggregation_decode_radix_cache needs engine.disaggregation\n  allowed: both, or neither"
+        )
+    if scenario.engine.disaggregation_prefill and not scenario.engine.disaggregation:
+        raise ValueError("engine.disaggregation_prefill needs engine.disaggregation\n  allowed: both, or neither")
     if scenario.engine.enable_dp_lm_head and scenario.engine.dp_size == 1:
-        raise ValueError("engine.enable_dp_lm_head needs engine.dp_size above 1, as SGLang does; set both, or neither")
+        raise ValueError(
+            "engine.enable_dp_lm_head needs engine.dp_size above 1, as SGLang does\n  allowed: both, or neither"
+        )
+    if scenario.engine.lora_paths and (scenario.engine.disaggregation or scenario.engine.dp_size > 1):
+        raise ValueError(
+            "engine.lora_paths is driven on one engine of one DP rank\n"
+            "  allowed: engine.disaggregation false and engine.dp_size 1"
+        )
     if scenario.spec.adaptive is not None and (scenario.engine.disaggregation or scenario.engine.dp_size > 1):
-        raise ValueError("spec.adaptive is driven on one engine, and SGLang refuses it with DP attention")
+        raise ValueError(
+            "spec.adaptive is driven on one engine, and SGLang refuses it with DP attention\n"
+            "  allowed: engine.disaggregation false and engine.dp_size 1"
+        )
     if scenario.spec.plugin and (not scenario.engine.disaggregation or scenario.spec.algorithm != "EAGLE"):
         raise ValueError(
-            "spec.plugin needs engine.disaggregation and algorithm EAGLE; set both, or leave spec.plugin out"
+            "spec.plugin needs engine.disaggregation and algorithm EAGLE\n  allowed: both, or no spec.plugin"
         )
 
 
@@ -385,18 +435,28 @@ NEEDED = {
 def _check_served(scenario: Scenario) -> None:
     """Each request's keys need the server settings that let SGLang take them."""
     if scenario.engine.grammar_backend != "none" and scenario.engine.skip_tokenizer_init:
-        raise ValueError("engine.grammar_backend needs a tokenizer: set engine.skip_tokenizer_init to false")
+        raise ValueError("engine.grammar_backend needs a tokenizer\n  allowed: engine.skip_tokenizer_init false")
     for request in scenario.requests:
         if request.require_reasoning and scenario.engine.reasoning_parser is None:
-            raise ValueError(f"request {request.rid!r}: require_reasoning needs engine.reasoning_parser")
+            raise ValueError(
+                f"request {request.rid!r}: require_reasoning needs engine.reasoning_parser\n  allowed: both, or neither"
+            )
+        if request.lora_path is not None and request.lora_path not in scenario.engine.lora_paths:
+            raise ValueError(
+                f"request {request.rid!r}: lora_path {request.lora_path!r} is not in engine.lora_paths\n"
+                f"  allowed: {', '.join(scenario.engine.lora_paths) or 'none'}"
+            )
         for key in request.asked:
             name, value = NEEDED.get(key, ("", None))
             if name and getattr(scenario.engine, name) != value:
-                raise ValueError(f"request {request.rid!r}: {key} needs engine.{name} {json.dumps(value)}")
+                raise ValueError(
+                    f"request {request.rid!r}: {key} needs engine.{name} {json.dumps(value)}\n"
+                    f"  allowed: set it so, or leave {key} out"
+                )
 
 
 #: Ops that leave an engine without requests as it is.
-QUIET = ("step", "flush", "update", "mutant")
+QUIET = ("step", "flush", "update", "memory", "mutant")
 
 
 def _check_samples(scenario: Scenario) -> None:
@@ -408,9 +468,17 @@ def _check_samples(scenario: Scenario) -> None:
             f"request {several[0]!r}: its samples are called {several[0]}.0, {several[0]}.1, …, as another is"
         )
     if several and (scenario.engine.disaggregation or scenario.engine.dp_size > 1):
-        raise ValueError(f"request {several[0]!r}: n above 1 is driven on one engine of one rank")
+        raise ValueError(f"request {several[0]!r}: n above 1 is driven on one engine of one rank\n  allowed: n 1")
+    for request in scenario.requests:
+        if request.n > 1 and request.expect != "answer":
+            raise ValueError(f"request {request.rid!r}: expect {request.expect!r} with n above 1\n  allowed: n 1")
     alone = True
     for op in scenario.script:
+        if named := [rid for rid in op.rids if op.kind != "submit" and rid in several]:
+            raise ValueError(
+                f"op {op.kind!r} names request {named[0]!r}, whose samples SGLang knows by names of its own\n"
+                "  allowed: requests with n 1, or an op 'retract' without rids"
+            )
         beside = [rid for rid in op.rids if op.kind == "submit" and rid in several]
         if beside and not (alone and len(op.rids) == 1):
             raise ValueError(
@@ -422,18 +490,40 @@ def _check_samples(scenario: Scenario) -> None:
 
 def _check_updates(scenario: Scenario) -> None:
     """SGLang waits with new weights until nothing runs, and whatever steps it would wait for ever."""
-    for before, op in pairwise((None, *scenario.script)):
-        if op is not None and op.kind == "update" and (not op.name or (before is not None and before.kind != "drain")):
-            raise ValueError("op 'update' needs the name of a pair, and stands first or behind a drain")
+    idle, released = True, False
+    for op in scenario.script:
+        if op.kind == "update" and (not op.name or not (idle or op.mode)):
+            raise ValueError(
+                "op 'update' out of place\n"
+                '  allowed: with the name of a pair, first or behind a drain, or with mode "retract"'
+            )
+        if op.kind == "update" and scenario.engine.lora_paths:
+            raise ValueError("op 'update' is not driven with engine.lora_paths\n  allowed: one of them")
+        if op.kind == "update" and op.source == "disk" and op.selector == "draft":
+            raise ValueError(
+                "op 'update' from disk: SGLang gives one folder to all\n  allowed: source tensor, or selector all"
+            )
+        if op.kind == "memory":
+            if op.name != ("resume" if released else "release") or not idle:
+                raise ValueError(
+                    "op 'memory' out of place\n"
+                    "  allowed: name release behind a drain, then name resume before anything arrives"
+                )
+            released = not released
+        if released and op.kind in ("submit", "update", "drain"):
+            raise ValueError(
+                f"op {op.kind!r} while memory is released\n  allowed: behind an op 'memory' with name resume"
+            )
+        idle = op.kind == "drain" or (idle and op.kind in QUIET)
 
 
 def _check_pauses(script: tuple[Op, ...]) -> None:
     """SGLang holds arrivals back while paused, and a paused engine never drains."""
     paused = False
     for op in script:
-        if paused and op.kind in ("submit", "drain", "pause", "retract"):
-            raise ValueError(f"op {op.kind!r} inside a pause; put a resume op before it")
+        if paused and op.kind in ("submit", "drain", "pause", "retract", "update"):
+            raise ValueError(f"op {op.kind!r} inside a pause\n  allowed: behind an op 'resume'")
         if not paused and op.kind == "resume":
-            raise ValueError("op 'resume' without a pause before it")
+            raise ValueError("op 'resume' without a pause before it\n  allowed: behind an op 'pause'")
         if op.kind in ("pause", "resume"):
             paused = op.kind == "pause"

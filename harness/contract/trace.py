@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.contract.types import Key
 
-TRACE_SCHEMA = 2
+TRACE_SCHEMA = 3
 
 #: How many of the largest logits a row keeps (fewer if the vocabulary is smaller).
 TOP_LOGITS = 16
@@ -35,6 +35,8 @@ INT_COLUMNS: dict[str, str] = {
     "parent": "VERIFY: parent node (-1 root); ACCEPT: node whose target choice was committed",
     "hidden_in": "row in tensors['hidden_in.<PHASE>'] or -1",
     "hidden_out": "row in tensors['hidden_out.<PHASE>'] or -1",
+    "slots_shared": "leading slots that attention reads for the row before it too (see slots_read); -1: not recorded",
+    "attends": "DRAFT, of a reference: beam of the step before that it attends, with all that one attends; else -1",
 }
 STRING_COLUMNS: dict[str, str] = {"rid": "request id", "phase": "a Phase"}
 FLOAT_COLUMNS: dict[str, str] = {"lse": "log-sum-exp of the row's logits, NaN if the row has none"}
@@ -44,7 +46,10 @@ LIST_COLUMNS: dict[str, type] = {
     "top_logits": np.float32,  # their logits
     "chosen_ids": np.int64,  # what the side *chose* from this row: t proposals, or the target's argmax (VERIFY)
     "chosen_probs": np.float32,  # the scores it attached to them
+    "slots_read": np.int64,  # KV slots that attention reads for the row, behind `slots_shared` (see slots_read below)
 }
+#: Columns that traces before schema 3 lack: nobody recorded what attention reads.
+ADDED = ("slots_shared", "attends", "slots_read")
 
 
 @dataclass(slots=True)
@@ -122,14 +127,14 @@ class Block:
     """Rows that came together, of one forward or one walk, as they are filled in.
 
     rid: object [r]; ints: int64 [columns, r], in the order of INT_COLUMNS; lse: float32 [r]; lists: name -> (rows that
-    have one [m], their values [m, w]).
+    have one [m], their values [m, w]), or one Ragged of r.
     """
 
     phase: str
     rid: np.ndarray
     ints: np.ndarray
     lse: np.ndarray
-    lists: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    lists: dict[str, tuple[np.ndarray, np.ndarray] | Ragged] = field(default_factory=dict)
 
     @staticmethod
     def of(phase: str, rid: np.ndarray, **columns: Any) -> Block:
@@ -152,7 +157,10 @@ class Block:
         lengths = np.zeros(len(self), dtype=np.int64)
         if name not in self.lists:
             return lengths, np.empty(0)
-        rows, values = self.lists[name]
+        held = self.lists[name]
+        if isinstance(held, Ragged):
+            return held.lengths, held.values
+        rows, values = held
         lengths[rows] = values.shape[1]
         return lengths, values.reshape(-1)
 
@@ -178,6 +186,19 @@ def joined(blocks: Sequence[Block]) -> Rows:
         floats={"lse": np.concatenate([block.lse for block in blocks])},
         lists=lists,
     )
+
+
+def slots_read(rows: Rows, forward: Sequence[int]) -> Iterator[np.ndarray | None]:
+    """Which KV slots attention reads for these rows, one request's of one forward in order; None: not recorded.
+
+    As the engine's plan has them: those of the cached prefix, then what the forward itself writes and the row sees.
+    A row is written down as what it adds to the row before it, since a prompt would else grow with its square.
+    """
+    read = np.empty(0, dtype=np.int64)
+    for row in forward:
+        shared = int(rows.ints["slots_shared"][row])
+        read = np.concatenate([read[: max(shared, 0)], rows.lists["slots_read"][row]])
+        yield None if shared < 0 else read
 
 
 @dataclass(slots=True)
@@ -206,11 +227,14 @@ class RowBuilder:
         parent: int = -1,
         hidden_in: int = -1,
         hidden_out: int = -1,
+        slots_shared: int = -1,
+        attends: int = -1,
         lse: float = float("nan"),
         top_ids: Any = (),
         top_logits: Any = (),
         chosen_ids: Any = (),
         chosen_probs: Any = (),
+        slots_read: Any = (),
     ) -> None:
         values = locals()
         for name, column in self.columns.items():
@@ -283,6 +307,8 @@ class RequestEnd:
     cached_tokens: int = 0
 
 
+#: Of a reference's header: rows that a row of a target's layers with sliding windows sees, itself among them.
+WINDOW = "window"
 #: Of a header: the token ids that end a request beside its own stop ids; absent in old traces, where none did.
 EOS = "eos_token_ids"
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def counted(number: int, noun: str, plural: str = "") -> str:
     """'1 scenario', '2 scenarios'. plural: of a noun whose plural is not an s more."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """'a, b and 3 more' of five names where two are shown at the most."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def brief(reason: str) -> str:

@@ -57,6 +57,11 @@ def batch_shrinks(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (after for before, after in neighbours(verifies(trace)) if len(after.rids) < len(before.rids))
 
 
+@coverage_point("requests of different LoRA adapters, or with and without one, in one verify", where=Where.ADAPTERS)
+def adapters_in_one_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (r for r in verifies(trace) if len({scenario.request(rid).lora_path for rid in r.rids}) > 1)
+
+
 @coverage_point("requests wait although there is memory, because as many run as the limit allows")
 def running_limit_reached(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     limit = scenario.engine.running_limit or scenario.engine.max_running_requests

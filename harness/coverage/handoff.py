@@ -153,6 +153,13 @@ def dropped_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (None for rid in _scripted(trace, "drop") if rid in chunks and rid not in arrived)
 
 
+@coverage_point("what was sent of an aborted request lands in its old place after the abort", where=Where.HANDOFF)
+def late_write(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    aborts = {event.data["rid"]: event.scheduler_step for event in trace.events if event.name == "abort"}
+    landed = _scripted(trace, "land")
+    yield from (None for rid, step in landed.items() if rid in aborts and aborts[rid] <= step)
+
+
 @coverage_point("a transfer that arrives steps after its prompt has run", where=Where.HANDOFF)
 def delayed_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     held, arrived = _scripted(trace, "hold"), _arrived(trace)

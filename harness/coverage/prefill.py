@@ -53,9 +53,40 @@ def chunk_exact_multiple(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("a prompt that was read after the engine had been given other weights", where=Where.UPDATED)
 def weights_updated(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    updates = [event.scheduler_step for event in trace.events if event.name == "update" and event.data["success"]]
+    yield from _behind(trace, _steps(trace, "update"))
+
+
+@coverage_point("a prompt that was read after the draft had been given other weights", where=Where.UPDATED)
+def draft_updated(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from _behind(trace, _steps(trace, "update", selector=("draft", "all")))
+
+
+@coverage_point("a request that was taken back for new weights, and went on with them", where=Where.UPDATED)
+def updated_while_running(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    steps, parts = _steps(trace, "update"), parts_of(trace)
+    for (rid, attempt), own in parts.items():
+        before = parts.get((rid, attempt - 1))
+        if before and any(before[-1].record.scheduler_step < at <= own[0].record.scheduler_step for at in steps):
+            yield own[0]
+
+
+@coverage_point("a prompt that was read after memory had been released and taken again", where=Where.UPDATED)
+def memory_released(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from _behind(trace, _steps(trace, "memory", what=("resume",)))
+
+
+def _steps(trace: Trace, name: str, **among: tuple[str, ...]) -> list[int]:
+    """From which scheduler steps on something that succeeded holds."""
+    return [
+        event.scheduler_step
+        for event in trace.events
+        if event.name == name and event.data["success"] and all(event.data.get(key) in among[key] for key in among)
+    ]
+
+
+def _behind(trace: Trace, steps: list[int]) -> Iterator[Place]:
     for chunks in chunks_of(trace):
-        if any(step <= chunks[0].record.scheduler_step for step in updates):
+        if any(step <= chunks[0].record.scheduler_step for step in steps):
             yield chunks[0]
 
 

@@ -46,6 +46,21 @@ def _held(trace: Trace) -> dict[tuple[int, int], tuple[str, ...]]:
     return {(event.scheduler_step, event.dp_rank): tuple(event.data.get("running", ())) for event in steps}
 
 
+@coverage_point("a forward whose ranks pad their tokens to those of the fullest one (MAX_LEN)", where=Where.RANKS)
+def padded_to_fullest(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from _padded(trace, "MAX_LEN")
+
+
+@coverage_point("a forward whose ranks gather their tokens one behind another (SUM_LEN)", where=Where.RANKS)
+def padded_to_sum(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from _padded(trace, "SUM_LEN")
+
+
+def _padded(trace: Trace, mode: str) -> Iterator[None]:
+    states = (event for event in trace.events if event.name in ("busy_state", "idle_state"))
+    yield from (None for event in states if event.data.get("padding") == mode)
+
+
 @coverage_point("a rank without requests that enters a batch because another rank has some", where=Where.RANKS)
 def idle_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (record for record, _ in _idle(trace))

@@ -15,6 +15,7 @@ from packaging.version import Version
 from pydantic import ValidationError
 
 from cases.checkpoints import CHAINED, DRAFT_LAYERS
+from harness.contract.allowed import Place
 from harness.contract.known_issues import issues
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
@@ -30,6 +31,8 @@ FIRST_WITH_REJECTION, FIRST_WITH_LAYERED_REJECTION = Version("0.5.14"), Version(
 FIRST_MIXED = Version("0.5.19")
 #: The first release that was tried with drawn drafts and a hand-over; 0.5.17 lacks what they need, by reading.
 FIRST_WITH_HANDED_REJECTION = Version("0.5.23")
+#: The first release that takes adapters for a target beside EAGLE.
+FIRST_WITH_LORA = Version("0.5.19")
 #: The first release that is known to change the number of steps while it serves, zero included.
 FIRST_ADAPTIVE = Version("0.5.17")
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
@@ -42,6 +45,16 @@ LAST_WITH_POWERS = Version("0.5.17")
 FIRST_WITH_RECOMPUTE = Version("0.5.16")
 #: Before it nothing of a hand-over is asked of the algorithm; before 0.5.12 there is no registry at all.
 FIRST_ASKING_PLUGINS = Version("0.5.13")
+
+
+#: Arguments of SGLang's that change what a row of the target or the draft holds, and that only a witness has too.
+CHANGING = frozenset(
+    (
+        *("speculative_draft_window_size", "speculative_draft_sink_size", "speculative_draft_model_quantization"),
+        *("speculative_draft_kv_cache_dtype", "speculative_draft_load_format", "quantization", "kv_cache_dtype"),
+        *("load_format", "model_impl", "torchao_config", "json_model_override_args", "quantization_param_path"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +73,7 @@ class Wanted:
     cuda_graph_max_bs: int | None = None
     mem_fraction_static: float | None = None
     trust_remote_code: bool | None = None
+    disable_hybrid_swa_memory: bool | None = None
     server_args: dict[str, Any] | None = None
 
     def changes(self) -> dict[str, Any]:
@@ -103,7 +117,8 @@ def refused_setting(error: ValidationError) -> str:
     """What a message says of the first engine setting that cannot be."""
     first = error.errors()[0]
     option = "--" + str(first["loc"][0]).replace("_", "-")
-    allowed = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    ours = first["type"] == "value_error"
+    allowed = first["msg"].removeprefix("Value error, ") if ours else Place(EngineConfig, first["loc"]).words
     return f"{option} {first['input']} cannot be\n  allowed: {allowed}"
 
 
@@ -183,15 +198,22 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"{spec.algorithm}\n  allowed: engine.enable_mixed_chunk false, or EAGLE or EAGLE3 on a release from "
             f"{FIRST_MIXED} on"
         )
+    if engine.lora_paths and Version(version) < FIRST_WITH_LORA:
+        return (
+            f"engine.lora_paths is set, and SGLang {version} says: Currently LoRA is only compatible with NGRAM "
+            f"speculative decoding\n  allowed: leave it out, or a release from {FIRST_WITH_LORA} on"
+        )
     if spec.adaptive is not None and Version(version) < FIRST_ADAPTIVE:
         return (
             f"spec.adaptive is set, and it is not driven on SGLang {version}\n"
             f"  allowed: leave spec.adaptive out, or a release from {FIRST_ADAPTIVE} on"
         )
-    if engine.rejection_sampling and Version(version) < FIRST_WITH_REJECTION:
+    drawing = FIRST_WITH_LAYERED_REJECTION if spec.algorithm == "MTP" else FIRST_WITH_REJECTION
+    drawing = FIRST_WITH_HANDED_REJECTION if engine.disaggregation else drawing
+    if engine.rejection_sampling and Version(version) < drawing:
         return (
-            f"engine.rejection_sampling is on, and SGLang {version} cannot draw its drafts\n"
-            f"  allowed: engine.rejection_sampling false, or a release from {FIRST_WITH_REJECTION} on"
+            f"engine.rejection_sampling is on, and SGLang {version} cannot draw such drafts\n"
+            f"  allowed: engine.rejection_sampling false, or a release from {drawing} on"
         )
     if engine.disaggregation_decode_radix_cache and Version(version) <= LAST_WITHOUT_DECODE_CACHE:
         return (
@@ -248,6 +270,16 @@ def unserved(scenario: Scenario, *, version: str) -> str:
     return ""
 
 
+def unpredicted(scenario: Scenario) -> str:
+    """Why only a witness says something of this scenario, with what to do instead; empty if others do too."""
+    if asked := next((name for name in scenario.engine.server_args if name in CHANGING), None):
+        return (
+            f"engine.server_args has {asked}, which changes what rows hold in a way that no reference of ours follows\n"
+            f"  allowed: --reference witness, or leave {asked} out"
+        )
+    return ""
+
+
 def unwitnessed(scenario: Scenario, *, assumed: Sequence[str] = ()) -> str:
     """Why a witness says nothing of this scenario, with what to do instead; empty if it does."""
     if scenario.spec.algorithm == "MTP":
@@ -255,11 +287,13 @@ def unwitnessed(scenario: Scenario, *, assumed: Sequence[str] = ()) -> str:
             "spec.algorithm is MTP: what its deeper layers hold depends on when their rows ran, not on the text alone, "
             "so no other request is a witness of it\n  allowed: --reference paper, or EAGLE and EAGLE3"
         )
-    if scenario.spec.adaptive is not None or any(op.kind == "update" for op in scenario.script):
+    if scenario.spec.adaptive is not None or any(op.kind in ("update", "memory") for op in scenario.script):
         return (
             "a number of steps, or weights, that change while SGLang serves are not driven with a witness\n"
-            "  allowed: --reference paper, or leave spec.adaptive and op 'update' out"
+            "  allowed: --reference paper, or leave spec.adaptive and ops 'update' and 'memory' out"
         )
+    if scenario.engine.lora_paths:
+        return "engine.lora_paths: adapters are not driven with a witness\n  allowed: --reference paper"
     predicted = [one for one in assumed if issues()[one].assume == "predicted"]
     if predicted:
         return (

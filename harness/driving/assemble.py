@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.contract.trace import Block, Event, RequestEnd, RoundRecord, Trace, joined
+from harness.contract.trace import Block, Event, Ragged, RequestEnd, RoundRecord, Trace, joined
 
 Message = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -23,9 +23,11 @@ EVENTS: dict[str, tuple[str, ...] | None] = {
     "unbuilt": ("round", "rids"),
     "coins": ("round", "rule", "thresholds"),
     "masks": ("round", "phase", "rids", "attempts", "committed"),  # with bits: of each rid, hexadecimal, one a row
+    "changed": ("round", "phase", "step", "rids", "attempts", "committed", "slots"),  # slots: of each rid
     "again": ("round", "step", "rows"),  # rows before the committed length that a layer ran once more
     "state": None,
     "tails": None,
+    "window": None,
 }
 #: Of those, the ones that do not say which rank of a tensor-parallel group reported them.
 OF_NO_RANK = ("handed", "unbuilt")
@@ -135,6 +137,9 @@ class Assembler:
             block.lists["top_ids"], block.lists["top_logits"] = (rows, arrays["top_ids"]), (rows, arrays["top_logits"])
             if phase == "VERIFY":
                 block.lists["chosen_ids"] = (rows, arrays["top_ids"][:, :1])
+        if "read_shared" in arrays:
+            block.column("slots_shared")[:] = arrays["read_shared"]
+            block.lists["slots_read"] = Ragged(arrays["read_slots"], arrays["read_offsets"])
         self._blocks.append(block)
         self._forwards[place.dp_rank, message["round"], phase, message["step"]] = _Forward(block, ends, lens)
 

@@ -20,7 +20,7 @@ from harness.contract.usage import UserError, meant
 from harness.driving.assemble import Assembler
 from harness.driving.rounds import Unpacker
 from harness.driving.tensor_ranks import compared
-from harness.driving.tiny_pairs import target_of
+from harness.driving.tiny_pairs import weights_of
 from harness.engines.engine import Engine
 from harness.engines.errors import EngineCrashed, EngineHung, EngineLost, Messages
 
@@ -83,7 +83,7 @@ class _Run:
         if action is None:
             raise ScriptError(
                 f"scenario {self.scenario.name!r}: op {op.kind!r} cannot be performed by this version; "
-                "allowed: submit, step, abort, retract, pause, resume, flush, update, transfer, mutant, drain"
+                "allowed: submit, step, abort, retract, pause, resume, flush, update, memory, transfer, mutant, drain"
             )
         action(op)
 
@@ -166,11 +166,26 @@ class _Run:
             self.note("flush", dp_rank=rank["dp_rank"], flushed=answer["flushed"], **self.of(rank))
 
     def _do_update(self, op: Op) -> None:
-        """Nothing runs, so that SGLang takes it at once."""
-        self.engine.update(target_of(str(op.name)))
-        self.announced.append("UpdateWeightFromDiskReqInput")
-        self._step()
-        self.note("update", what=op.name, **self.engine.updated())
+        """Nothing runs, or what runs goes back first, so that SGLang takes it at once."""
+        if op.mode:
+            self.engine.pause(mode=op.mode)
+            self.announced.append(PAUSE)
+            self.note("retract", reason="script")
+        folders = weights_of(str(op.name), op.selector, source=op.source)
+        self._served(self.engine.update(source=op.source, selector=op.selector, folders=folders))
+        self.note("update", what=op.name, selector=op.selector, **self.engine.updated())
+        if op.mode:
+            self._do_resume(op)
+
+    def _do_memory(self, op: Op) -> None:
+        self._served(self.engine.memory(str(op.name)))
+        self.note("memory", what=op.name, **self.engine.updated())
+
+    def _served(self, messages: Sequence[str]) -> None:
+        """SGLang sends each when the one before was answered."""
+        for message in messages:
+            self.announced.append(message)
+            self._step()
 
     def _do_mutant(self, op: Op) -> None:
         if op.name not in MUTANTS:

@@ -9,15 +9,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.checks.explained import event, spot
 from harness.checks.judge import judge
 from harness.contract.providers import AUTO
 from harness.contract.scenario import Scenario
 from harness.contract.trace import RowBuilder, Trace
-from harness.contract.types import Outcome, Verdict
+from harness.contract.types import Divergence, Outcome, Verdict
 from harness.driving.place import CPU, Place
 from harness.driving.progress import ScenarioResult, Setup
 
@@ -53,13 +55,39 @@ def judge_scenario(
 
 
 def judge_with(
-    oracle: Oracle, scenario: Scenario, trace: Trace, *, setup: Setup, engine_seconds: float = 0.0
+    oracle: Oracle,
+    scenario: Scenario,
+    trace: Trace,
+    *,
+    setup: Setup,
+    engine_seconds: float = 0.0,
+    folder: Path = Path(),
+    reproducer: Path | None = None,
 ) -> ScenarioResult:
-    """The same with the reference's own answer to the trace."""
+    """The same with the reference's own answer to the trace, and which known issues explain what is wrong."""
     start = time.monotonic()
     reference = oracle.answer(scenario, trace)
     seconds = {"engine": engine_seconds, "reference": time.monotonic() - start}
-    return judge_scenario(scenario, trace, reference, setup=setup, seconds=seconds)
+    judged = partial(
+        judge_scenario, scenario, trace, setup=setup, folder=folder, reproducer=reproducer, seconds=seconds
+    )
+    result = judged(reference)
+    told = [event(issue, _gone(oracle.following(issue), result)) for issue in _candidates(result)]
+    return judged(replace(reference, events=(*reference.events, *told))) if told else result
+
+
+def _candidates(result: ScenarioResult) -> list[str]:
+    """Issues that the reference can follow and that a root may be; none where there is one root, of one issue."""
+    known = [result.known.get(one.signature, ()) for one in result.findings if one.is_root]
+    open_ones = len(known) > 1 or any(len(may_be) > 1 for may_be in known)
+    return sorted({one.id for may_be in known for one in may_be if one.predicted}) if open_ones else []
+
+
+def _gone(oracle: Oracle, result: ScenarioResult) -> list[Divergence]:
+    """The roots that a reference which follows an issue does not have."""
+    _, divergences = judge(result.scenario, result.trace, oracle.answer(result.scenario, result.trace))
+    left = set(map(spot, divergences))
+    return [found for found in result.divergences if not found.cause and spot(found) not in left]
 
 
 def unjudged(scenario: Scenario, why: str, *, setup: Setup) -> ScenarioResult:

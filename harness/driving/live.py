@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cases.adapters import of_target
 from cases.tokenizers import tokenizer_for
 from harness.contract.providers import AUTO, WITNESS
 from harness.contract.scenario import Scenario
@@ -73,6 +74,7 @@ class LiveEngines(EnginePool):
             target=target,
             draft=draft,
             tokenizer=tokenizer_for(scenario, target),
+            adapters=of_target(target, scenario.engine.lora_paths),
             device=self.device,
             probe=probe,
             revert=revert,

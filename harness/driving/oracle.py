@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from cases import adapters
+from cases.folders import made_once
 from cases.tokenizers import tokenizer_for
 from harness import defects
 from harness.both_sides import leases
@@ -22,19 +24,25 @@ from harness.contract.scenario import Scenario, SpecConfig
 from harness.contract.trace import EOS, Event, Rows, Trace
 from harness.driving.footprint import CONTEXT_MIB
 from harness.driving.place import CPU, Place
-from harness.driving.tiny_pairs import target_of
+from harness.driving.tiny_pairs import weights_of
+from reference import lora
 from reference.constraints import Constraints
 from reference.logit_rules import Rules
-from reference.model import Target
+from reference.model import OnLastState, Target
 from reference.pairs import AnyHead, load_pair
 from reference.session import Generated, ReferenceSession
 from reference.spelling import Spelling
 
 #: Weight files up to this size are of a tiny pair.
 TINY = 64 << 20
+#: The pairs whose target, and whose draft, an engine has, '' for those it was started with; and the target's adapter.
+Names = tuple[str, str, str]
+OWN: Names = ("", "", "")
+#: Of a request for which more than one pair was in force: no text is that of one.
+SEVERAL: Names = ("several", "several", "")
 #: What a session is asked for: speculation settings, the dtype the engine holds weights in, the dtype to compute in,
-#: and the pair whose target took the place of its own ('' for none).
-Asked = tuple[str, str, str, str]
+#: and which pairs took the place of its own.
+Asked = tuple[str, str, str, Names]
 
 
 @dataclass(slots=True)
@@ -70,6 +78,10 @@ class Oracle:
             self._models[held] = load_pair(self.target, self.draft, held=rounded, device=device, provider=self.provider)
         return self
 
+    def following(self, issue: str) -> Oracle:
+        """One that takes another known issue for granted, over the same weights."""
+        return dataclasses.replace(self, assumed=(*self.assumed, issue), _sessions={}, _texts={})
+
     @property
     def not_ours(self) -> str:
         """Why the target is not the papers' modules, where they were asked first; empty where it is."""
@@ -91,12 +103,17 @@ class Oracle:
         held, scenario = str(engine.header.get("dtype") or scenario.engine.dtype), scenario.sampled
         constraints = self._constraints(scenario, engine, held=held)
         languages = constraints.languages if constraints else {}
-        later = {rid: name for rid, name in scenario.weights.items() if name != scenario.checkpoint}
+        changes = weights_in_force(engine)
+        adapted: dict[str, Names] = {one.rid: ("", "", one.lora_path) for one in scenario.requests if one.lora_path}
+        later = {rid: names for rid, names in of_requests(engine, changes).items() if names != OWN} | adapted
 
         def replayed(dtype: str, *, expecting: bool) -> Trace:
             session = partial(self._session, scenario.spec, held=held, dtype=dtype)
-            heads = {rid: session(target=name).head for rid, name in later.items()}
-            return session().replay(scenario, engine, expecting=expecting, heads=heads, languages=languages)
+            heads = [(step, session(names=names).head) for step, names in changes]
+            own = {rid: session(names=names).head for rid, names in adapted.items()}
+            return session().replay(
+                scenario, engine, expecting=expecting, heads=heads, adapted=own, languages=languages
+            )
 
         reference = replayed("float32", expecting=True)
         if held != "float32":
@@ -104,7 +121,7 @@ class Oracle:
         outputs = {end.rid: end.output_ids for end in engine.ends}
         texts = tuple(
             self._greedy(
-                self._session(scenario.spec, held=held, target=later.get(request.rid, "")),
+                self._session(scenario.spec, held=held, names=later.get(request.rid, OWN)),
                 held=f"{held} {later.get(request.rid, '')}",
                 claim=outputs.get(request.rid, ()),
                 rules=Rules(
@@ -116,15 +133,16 @@ class Oracle:
             )
             for request in scenario.requests
             if not (request.rules and defects.change_texts(self.assumed))
+            and later.get(request.rid, OWN) != SEVERAL
             and not (constraints and request.rid in constraints.why)
         )
         texts += () if constraints is None else tuple(constraints.events(engine, scenario.spec))
         said = tuple(
-            self._session(scenario.spec, held=held, target=later.get(request.rid, "")).logprobs(
+            self._session(scenario.spec, held=held, names=later.get(request.rid, OWN)).logprobs(
                 Rules(request=request), outputs[request.rid]
             )
             for request in scenario.requests
-            if request.return_logprob and request.rid in outputs
+            if request.return_logprob and request.rid in outputs and later.get(request.rid, OWN) != SEVERAL
         )
         if self.place.device != "cpu":
             self.peak_mib = torch.cuda.max_memory_allocated(self.place.device) // 2**20
@@ -139,14 +157,21 @@ class Oracle:
         vocab, ends = self.load(held=held)._models[held][0].vocab, engine.header.get(EOS, ())
         return Constraints(scenario=scenario, spelling=Spelling(folder), vocab=vocab, ends=ends)
 
-    def _session(self, spec: SpecConfig, *, held: str, dtype: str = "float32", target: str = "") -> ReferenceSession:
-        """target: the tiny pair whose target took the place of this one's; the draft stays, but for what it shares."""
-        asked = (spec.model_dump_json(), held, dtype, target)
+    def _session(self, spec: SpecConfig, *, held: str, dtype: str = "float32", names: Names = OWN) -> ReferenceSession:
+        """names: the tiny pairs whose target and draft took the place of these; a draft shares what it shares."""
+        asked = (spec.model_dump_json(), held, dtype, names)
         if asked not in self._sessions:
             models = self.load(held=held)._models[held]
-            if target:
-                models = load_pair(target_of(target), self.draft, held=getattr(torch, held))
+            if names != OWN:
+                target = weights_of(names[0], "target")[0] if names[0] else self.target
+                for name, folder in adapters.of_target(target, names[2:] if names[2] else ()).items():
+                    place = adapters.beside(target, f"with-{name}")
+                    target = made_once(place, partial(lora.adapted, target, Path(folder)))
+                draft = weights_of(names[1], "draft")[0] if names[1] else self.draft
+                models = load_pair(target, draft, held=getattr(torch, held))
             head = models[1].computing(getattr(torch, dtype))
+            if spec.token_map is not None and isinstance(head, OnLastState):
+                head = head.proposing(spec.token_map)
             wanted = defects.departures(self.assumed)
             self._sessions[asked] = ReferenceSession(head.target, head, spec, departures=wanted)
         return self._sessions[asked]
@@ -169,6 +194,28 @@ class Oracle:
             text = Generated(tokens=text.tokens[: stop.length], margins=text.margins[: stop.length])
         data = {"rid": request.rid, "output_ids": list(text.tokens), "margins": list(text.margins)}
         return Event(name="greedy", scheduler_step=0, data=data)
+
+
+def weights_in_force(engine: Trace) -> list[tuple[int, Names]]:
+    """From which scheduler step on an engine had other weights, and whose; an update that failed changes nothing."""
+    found, (target, draft, _) = list[tuple[int, Names]](), OWN
+    for event in engine.events:
+        if event.name == "update" and event.data["success"]:
+            name, selector = str(event.data["what"]), event.data.get("selector", "target")
+            target = target if selector == "draft" else name
+            draft = draft if selector == "target" else name
+            found.append((event.scheduler_step, (target, draft, "")))
+    return found
+
+
+def of_requests(engine: Trace, changes: list[tuple[int, Names]]) -> dict[str, Names]:
+    """rid -> whose weights its batches ran with, SEVERAL where they changed in between."""
+    found = dict[str, Names]()
+    for record in engine.rounds if changes else ():
+        names = next((names for step, names in reversed(changes) if step <= record.scheduler_step), OWN)
+        for rid in record.rids:
+            found[rid] = names if found.get(rid, names) == names else SEVERAL
+    return found
 
 
 #: Columns that say which row a row is.

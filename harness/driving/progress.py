@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cases.adapters import of_target
 from cases.tokenizers import tokenizer_for
 from harness.archive.store import REPRODUCERS
 from harness.archive.writer import write_reproducer
 from harness.both_sides.leases import Request
+from harness.checks.explained import Spot, explained, spot
 from harness.checks.findings import Finding, group, members
 from harness.contract.conditions import NO_DRAFT
 from harness.contract.known_issues import Known, known_as
@@ -22,7 +24,7 @@ from harness.contract.merge import merge
 from harness.contract.providers import AUTO, Witnessed, providers_in, witnessed_in
 from harness.contract.scenario import Scenario
 from harness.contract.texts import text_identical
-from harness.contract.trace import Trace
+from harness.contract.trace import Trace, replaced_kernels
 from harness.contract.types import Divergence, Outcome, Verdict
 from harness.driving.accept_lengths import AcceptLengths, AcceptRounds, total
 from harness.driving.own_pair import OwnPair, draft_facts
@@ -91,6 +93,7 @@ class Plan:
             target=target,
             draft=draft,
             tokenizer=tokenizer_for(scenario, target),
+            adapters=of_target(target, scenario.engine.lora_paths),
             device=self.device,
             probe=probe,
             revert=self.revert,
@@ -176,7 +179,7 @@ class ScenarioResult:
             witnessed=Witnessed() if reference is None else witnessed_in(reference.header),
             accept=rounds.all(),
             accept_of={one.signature: rounds.touched_by(members(one, divergences)) for one in findings},
-            known=_known(scenario, setup, verdict, findings),
+            known=_known(scenario, setup, verdict, divergences, explained(reference)),
             **stored,
         )
 
@@ -259,12 +262,19 @@ def accept_lengths_of(results: Iterable[ScenarioResult]) -> AcceptLengths | None
 
 
 def _known(
-    scenario: Scenario, setup: Setup, verdict: Verdict, findings: Sequence[Finding]
+    scenario: Scenario,
+    setup: Setup,
+    verdict: Verdict,
+    divergences: Sequence[Divergence],
+    explains: Mapping[str, frozenset[Spot]],
 ) -> dict[str, tuple[Known, ...]]:
-    """What each finding of a scenario may be, and each reason where there is no verdict."""
-    texts = [finding.signature for finding in findings]
+    """What each finding of a scenario may be, and each reason where there is no verdict.
+
+    explains: issues that the reference has followed, with what they explain; what one explains wholly is no other.
+    """
+    texts = list(dict.fromkeys(found.signature for found in divergences))
     texts += verdict.reasons if verdict.outcome is Outcome.UNKNOWN else ()
-    return known_as(
+    may_be = known_as(
         texts,
         scenario=scenario,
         release=setup.release,
@@ -273,6 +283,15 @@ def _known(
         reasons=verdict.reasons,
         draft=draft_facts(Path(setup.pair[1])) if setup.pair and texts else NO_DRAFT,
     )
+
+    def is_one(signature: str, at: frozenset[Spot]) -> bool:
+        alike = [found for found in divergences if found.signature == signature]
+        return any(spot(one) in at for one in alike) and all(one.cause or spot(one) in at for one in alike)
+
+    return {
+        text: tuple(one for one in known if is_one(text, explains.get(one.id, frozenset()))) or known
+        for text, known in may_be.items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,6 +323,12 @@ class RunResult:
     verdict: Verdict
     cost: Cost
     pair: Mapping[str, Any] | None = None
+
+    @property
+    def replaced(self) -> list[dict[str, Any]]:
+        """The operations of SGLang that kernels of ours computed in any of its scenarios, each once."""
+        headers = [one.trace.header for one in self.results] or [self.header]
+        return list({entry["operation"]: entry for header in headers for entry in replaced_kernels(header)}.values())
 
 
 class Interrupted(KeyboardInterrupt):

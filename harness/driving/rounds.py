@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from harness.both_sides.wire import Arrays, Field, read
+from harness.driving.read_slots import Plan
 from harness.driving.row_arrays import (
     kept_rows,
     of_rows,
@@ -117,10 +118,13 @@ class Unpacker:
     def _forward(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
         phase = event["phase"]
         found = _read_padded(current, event)
+        plan = Plan.taken_from(found, event)
         requests, lens = _shares(current, phase, len(found["input_ids"]))
+        numbers = np.arange(len(found["input_ids"]))
         again = _run_again(current, event, len(found["input_ids"]), len(requests))
         if again:
             found = {name: without_front(array, len(requests), again) for name, array in found.items()}
+            numbers = without_front(numbers, len(requests), again)
             yield {"ev": "again", "round": current.message["index"], "step": event["step"], "rows": again}, {}
         rows, own_rows = len(found["input_ids"]), np.asarray(lens, dtype=np.int64)
         keep = kept_rows(own_rows, rows, len(requests))
@@ -130,6 +134,12 @@ class Unpacker:
         whole = sum(lens) == rows  # as in most forwards: nothing to leave out, and nothing to copy
         arrays = {name: found[name] if whole else found[name][keep] for name in INPUTS if name in found}
         arrays |= {"logit_rows": logit_rows, "hidden_rows": hidden_rows}
+        if plan is not None:
+            mine, owners = numbers[keep], np.repeat(np.arange(len(lens)), lens)
+            arrays |= plan.read_by(mine, owners)
+            if any(slots := plan.changed_for(mine, owners, len(lens))):
+                place = {"phase": phase, "step": event["step"], **current.about(requests)}
+                yield {"ev": "changed", **place, "slots": slots}, {}
         if len(logit_rows):
             own = of_rows(found, LOGITS, logit_index)
             top = summary_of(own["logits"]) if source == "logits" else summary_reported(own)

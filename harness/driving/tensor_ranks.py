@@ -21,7 +21,7 @@ Values = Callable[[Trace, int], np.ndarray]
 #: Of a batch: what every rank does alike.
 OF_BATCH = ("scheduler_step", "mode", "rids", "attempts", "starts", "lens", "final", "forwards", "graphs", "num_steps")
 #: Integer columns that ranks share; before and after them come floats.
-INTS = ("round", "scheduler_step", "input_id", "position", "cache_slot", "parent")
+INTS = ("round", "scheduler_step", "input_id", "position", "cache_slot", "parent", "slots_shared")
 HIDDEN = ("hidden_in", "hidden_out")
 
 
@@ -90,6 +90,7 @@ def _columns() -> Iterator[tuple[str, Values]]:
     """Everything of a row that ranks share, in the order in which it comes about: its values [w]."""
     for name in INTS:
         yield name, lambda trace, row, name=name: trace.rows.ints[name][row : row + 1]  # type: ignore[misc]
+    yield "slots_read", lambda trace, row: trace.rows.lists["slots_read"][row]
     for name in HIDDEN:
         yield name, lambda trace, row, name=name: _state(trace, name, row)  # type: ignore[misc]
     yield "lse", lambda trace, row: trace.rows.floats["lse"][row : row + 1]

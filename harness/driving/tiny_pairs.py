@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from cases import checkpoints
+from cases.folders import made_once
 from harness.engines import envs
 
 
@@ -13,6 +15,15 @@ def root() -> Path:
     return envs.home() / "checkpoints"
 
 
-def target_of(name: str) -> Path:
-    """The target folder of one, made if it is not there."""
-    return checkpoints.make(name, root()).target
+def weights_of(name: str, selector: str, *, source: str = "tensor") -> tuple[Path, ...]:
+    """The folders with a pair's target, draft, or all: from disk all is one folder, as MTP pairs are published."""
+    pair = checkpoints.make(name, root())
+    if selector == "all" and source == "disk":
+        return (made_once(root() / f"{name}-whole", lambda place: _whole(pair, place)),)
+    return {"target": (pair.target,), "draft": (pair.draft,), "all": (pair.target, pair.draft)}[selector]
+
+
+def _whole(pair: checkpoints.Checkpoint, place: Path) -> None:
+    shutil.copy(pair.target / "config.json", place)
+    for folder in (pair.target, pair.draft):
+        shutil.copy(folder / "model.safetensors", place / f"{folder.name}.safetensors")

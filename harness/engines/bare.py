@@ -1,4 +1,4 @@
-"""Runs a scenario's requests on SGLang alone, to see whether it crashes without the harness.
+"""Runs a scenario's requests on SGLang alone, to see whether it runs, or crashes, without the harness.
 
 All requests at once, or those between two `flush` of its script; no gate and no probe. It must not judge.
 """
@@ -6,16 +6,17 @@ All requests at once, or those between two `flush` of its script; no gate and no
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness.both_sides.port_leases import Ports, ports_held
 from harness.contract.scenario import Scenario
-from harness.engines.process import Launch
+from harness.engines.process import Launch, environment_of
 from harness.engines.processes import end_group
 
 PROGRAM = Path(__file__).parents[1] / "engine_side" / "host" / "bare_engine.py"
@@ -32,6 +33,7 @@ class Bare:
 
     verifies: how many verify rounds SGLang counted for each request; wrong drafts show there, not in texts. sites:
     file:function of SGLang's where each error of the log was raised; hung: it said nothing more, and was ended.
+    took: seconds of its import and its boot.
     """
 
     booted: bool
@@ -40,6 +42,7 @@ class Bare:
     why: tuple[str, ...] = ()
     sites: tuple[str, ...] = ()
     hung: bool = False
+    took: Mapping[str, float] = field(default_factory=dict)
 
 
 def waves(scenario: Scenario) -> list[int]:
@@ -54,30 +57,53 @@ def waves(scenario: Scenario) -> list[int]:
 
 def run_bare(launch: Launch, scenario: Scenario, *, folder: Path, seconds: float) -> Bare:
     """Start it, wait at most `seconds`, and end what it started; its log stays in the folder."""
-    with ports_held() as ports:
-        return _run(_given(launch, scenario, ports), launch, folder=folder, seconds=seconds)
+    with started(launch, scenario, folder=folder) as running:
+        return running.result(seconds)
 
 
-def _run(given: dict[str, Any], launch: Launch, *, folder: Path, seconds: float) -> Bare:
-    file, log = folder / "bare.json", folder / "bare.log"
-    file.write_text(json.dumps(given))
-    path = os.pathsep.join(str(part) for part in launch.pythonpath)
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [str(launch.python), "-P", str(PROGRAM), str(file)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **({"PYTHONPATH": path} if path else {})},
-            start_new_session=True,
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """SGLang alone on its way. log: what it says."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def result(self, seconds: float) -> Bare:
+        """Once it has ended by itself; after so many seconds it is ended."""
         try:
-            process.wait(seconds)
+            self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            output.write(f"\n{STOPPED} {seconds:.0f} s\n")
+            with self.log.open("a") as output:
+                output.write(f"\n{STOPPED} {seconds:.0f} s\n")
+        self.end()
+        return _read(self.log.read_text(errors="replace").splitlines())
+
+    def end(self) -> None:
+        """With whatever it started; called twice is once."""
+        end_group(self.process.pid)
+        self.process.wait()
+
+
+@contextmanager
+def started(launch: Launch, scenario: Scenario, *, folder: Path) -> Iterator[Running]:
+    """SGLang alone for as long as the context lasts; its log stays in the folder."""
+    file, log = folder / "bare.json", folder / "bare.log"
+    with ports_held() as ports:
+        file.write_text(json.dumps(_given(launch, scenario, ports)))
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [str(launch.python), "-P", str(PROGRAM), str(file)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment_of(launch),
+                start_new_session=True,
+            )
+        running = Running(process=process, log=log)
+        try:
+            yield running
         finally:
-            end_group(process.pid)
-            process.wait()
-    return _read(log.read_text(errors="replace").splitlines())
+            running.end()
 
 
 def _given(launch: Launch, scenario: Scenario, ports: Ports) -> dict[str, Any]:
@@ -102,7 +128,8 @@ def _read(lines: list[str]) -> Bare:
             sites=_sites(lines),
             hung=not trouble and bool(lines) and lines[-1].startswith(STOPPED),
         )
-    return Bare(booted=True, texts=tuple(map(tuple, said["texts"])), verifies=tuple(said["verifies"]))
+    texts, verifies = tuple(map(tuple, said["texts"])), tuple(said["verifies"])
+    return Bare(booted=True, texts=texts, verifies=verifies, took=said["took"])
 
 
 def _sites(lines: list[str]) -> tuple[str, ...]:

@@ -232,10 +232,14 @@ def start_afresh(folder: Path, *, need_gb: float, progress: Progress) -> None:
     if folder.exists():
         progress(f"removing an unfinished or outdated {folder.name}")
         shutil.rmtree(folder)
-    free = free_gb(home())
-    if free < need_gb:
+    check_room(need_gb, what=f"for {folder.name}")
+
+
+def check_room(need_gb: float, *, what: str) -> None:
+    """EnvError where so much does not fit on the disk."""
+    if (free := free_gb(home())) < need_gb:
         raise EnvError(
-            f"not enough disk space for {folder.name}: {free:.1f} GB free at {home()}, {need_gb} GB needed",
+            f"not enough disk space {what}: {free:.1f} GB free at {home()}, {need_gb:.1f} GB needed",
             next_step="free some space, or choose another disk:  export EAGLECHECK_HOME=/path/with/space",
         )
 

@@ -7,7 +7,7 @@ know. It must never import sglang, and must never decide whether what the engine
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -210,12 +210,22 @@ class Engine:
     def resume(self) -> None:
         self.sides[-1].ask_host({"op": "resume"})
 
-    def update(self, folder: Path) -> None:
-        """SGLang's own update of weights from disk; read at the next step, and `updated` says what came of it."""
-        self.sides[-1].ask_host({"op": "update", "path": str(folder)})
+    def update(self, *, source: str, selector: str, folders: Sequence[Path]) -> list[str]:
+        """New weights, of the one folder from disk or of all as tensors: the messages, one for each of the next steps.
+
+        `updated` says what came of it. EngineError for what the release cannot be asked for.
+        """
+        files = [str(file) for folder in folders for file in sorted(folder.glob("*.safetensors"))]
+        command = {"op": "update", "source": source, "selector": selector, "folder": str(folders[0]), "files": files}
+        answer = self.sides[-1].ask_host({**command, "ranks": self.launch.ranks})
+        return list(answer["messages"])
+
+    def memory(self, what: str) -> list[str]:
+        """As `update`: memory is given back ('release') or taken again ('resume')."""
+        return list(self.sides[-1].ask_host({"op": "memory", "what": what})["messages"])
 
     def updated(self) -> dict[str, Any]:
-        """{'success': bool, 'message': str} of the update that the last step read."""
+        """{'success': bool, 'message': str} of what the last steps read."""
         return {name: value for name, value in self.sides[-1].ask_host({"op": "updated"}).items() if name != "op"}
 
     def collect(self, rids: Iterable[str]) -> list[dict[str, Any]]:

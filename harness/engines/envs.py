@@ -23,7 +23,7 @@ from packaging.version import Version
 
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress, home
-from harness.engines.releases import NEWEST, SUPPORTED, UnknownReleaseError, named, parsed, same, standing, supported
+from harness.engines.releases import NEWEST, SUPPORTED, UnknownReleaseError, named, parsed, same, standing
 
 __all__ = [
     "NEWEST",
@@ -38,7 +38,6 @@ __all__ = [
     "resolve",
     "standing",
     "state",
-    "supported",
 ]
 
 ENGINE_GB = 0.5  # the largest wheel unpacks to 0.2 GB, and pip unpacks it beside its place first

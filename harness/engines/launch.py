@@ -6,9 +6,10 @@ It must not start anything and must not import sglang: the result is data.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from harness.both_sides import compat, plugin_algorithm
@@ -61,6 +62,7 @@ def build_launch(
     target: Path,
     draft: Path,
     tokenizer: Path | None = None,
+    adapters: Mapping[str, str] = MappingProxyType({}),
     device: str = "cpu",
     probe: ProbeLevel | bool = "full",
     revert: int | None = None,
@@ -77,6 +79,7 @@ def build_launch(
     revert puts the fix of that pull request back out, through SGLang's own switch (0.5.13 and later).
     cpu_attention 'interpreted' keeps SGLang's Triton attention kernels, at about four times the cost.
     tokenizer: the folder of the one that the engine is to have, where the target's has none.
+    adapters: name -> folder of the LoRA adapters that it serves.
     eos: the tokens that the checkpoint says end a request, () for those SGLang knows; None: none does, unless there is
     a tokenizer, whose EOS SGLang always takes for one.
     lease: the share of a GPU that the engine takes before it starts (see harness.both_sides.leases).
@@ -114,6 +117,11 @@ def build_launch(
         "server_args": engine.server_args,
         "optional_arguments": _optional(engine),
     }
+    if adapters:
+        boot["lora"] = True
+        boot["arguments"] |= {"lora_paths": dict(adapters)}
+        if device == "cpu":  # the one backend of which no kernel is for a GPU
+            boot["arguments"] |= {"lora_backend": "torch_native"}
     if tokenizer is not None:
         boot["arguments"]["tokenizer_path"] = str(tokenizer)
     if eos is not None or not engine.skip_tokenizer_init:
@@ -138,6 +146,8 @@ def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str,
             own["disaggregation_decode_enable_radix_cache"] = True
     else:
         own["disable_cuda_graph"] = True
+        own["max_total_tokens"] = engine.prefill_side.max_total_tokens
+        own["disable_radix_cache"] = not engine.prefill_side.radix_cache
         if engine.dp_size > 1:  # what is idle beside a hand-over are ranks of the decode side
             own |= {"tp_size": 1, "dp_size": 1, "enable_dp_attention": False}
             own["max_running_requests"] = engine.max_running_requests
@@ -171,6 +181,9 @@ def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, st
     environment = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     # Grammars are compiled by threads: a step waits for them, or a request's batch would depend on their speed.
     environment["SGLANG_GRAMMAR_POLL_INTERVAL"] = "60"
+    # Slots that no window reaches are given back at once, and not 128 tokens at a time; until 0.5.16 every second
+    # verify or so, and not once a window.
+    environment |= {"SGLANG_SWA_EVICTION_INTERVAL": "1", "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER": "0.25"}
     if device == "cpu":
         environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         # torch.compile would only compile small pointwise helpers, and takes 10 s a boot to do it.
@@ -207,6 +220,8 @@ def _speculation(spec: SpecConfig, engine: EngineConfig) -> dict[str, Any]:
     }
     if spec.adaptive is not None:
         arguments |= {"speculative_adaptive": True, "speculative_adaptive_config": spec.adaptive}
+    if spec.token_map is not None:
+        arguments["speculative_token_map"] = list(spec.token_map)
     if engine.rejection_sampling:
         arguments["speculative_use_rejection_sampling"] = True
     return arguments
@@ -229,8 +244,7 @@ def _serving(engine: EngineConfig, device: str) -> dict[str, Any]:
         "disable_custom_all_reduce": engine.tp_size > 1,  # collectives are NCCL's and gloo's business, not ours
         "enable_priority_scheduling": engine.priority_scheduling,
         "enable_deterministic_inference": engine.deterministic_inference,
-        # One pool of KV slots: models with sliding windows otherwise get a second one, which is not looked into.
-        "disable_hybrid_swa_memory": True,
+        "disable_hybrid_swa_memory": engine.disable_hybrid_swa_memory,
         "max_total_tokens": engine.max_total_tokens,
         "schedule_conservativeness": engine.schedule_conservativeness,
         "chunked_prefill_size": boot_chunk(engine.page_size, engine.chunked_prefill_size),

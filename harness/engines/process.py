@@ -33,6 +33,8 @@ BOOT_SECONDS = 300.0
 #: What looking at the cards may take beyond the time that a lease is waited for.
 LEASE_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
+#: Of a log, said where an engine does not boot or ends.
+TAIL_LINES = 6
 
 Progress = Callable[[str], None]
 
@@ -229,13 +231,13 @@ class HostProcess:
         self.endings = Endings(processes={host: endings.MAIN, **known}, log=self.log)
         self.endings.start()
 
-    def log_tail(self, lines: int = 6) -> str:
+    def log_tail(self) -> str:
         """Where the log is and how it ends."""
         try:
             text = self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
             text = []
-        return f"full log: {self.log}; it ends with:\n  " + "\n  ".join(text[-lines:])
+        return f"full log: {self.log}; it ends with:\n  " + "\n  ".join(text[-TAIL_LINES:])
 
     def close(self) -> None:
         """End the engine's whole process group, by the id we started; safe to call twice."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
-import importlib.util
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from functools import cache
@@ -19,10 +18,8 @@ from harness.engines.envs import EngineEnv
 
 def changed(env: EngineEnv) -> tuple[str, ...]:
     """Files of a ready environment's SGLang that are not as published; of a commit, which nobody published, none."""
-    site = next((path for path in env.pythonpath if (path / "sglang").is_dir()), None)
-    if not env.pythonpath and (spec := importlib.util.find_spec("sglang")) is not None and spec.origin is not None:
-        site = Path(spec.origin).parents[1]
-    return () if env.tree is not None or site is None else _changed(site, env.left_out)
+    package = env.package
+    return () if env.tree is not None or package is None else _changed(package.parent, env.left_out)
 
 
 @cache

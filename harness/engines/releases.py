@@ -103,14 +103,6 @@ def named(version: str) -> str:
     return near or _published(Version(version), published())
 
 
-def supported(version: str) -> str:
-    """A release of our tests by our spelling of it; UnknownReleaseError names the nearest."""
-    if found := next((known for known in SUPPORTED if same(known, version)), ""):
-        return found
-    what = f"SGLang {version!r} is none of the releases of our tests"
-    raise UnknownReleaseError(what, allowed=f"allowed here: {', '.join(SUPPORTED)}" + _nearest(version, SUPPORTED))
-
-
 def _published(wanted: Version, there: Published) -> str:
     """The published spelling of `wanted`; UnknownReleaseError names the nearest that can be driven."""
     if found := next((name for name in there.versions if Version(name) == wanted), ""):
@@ -125,12 +117,6 @@ def _published(wanted: Version, there: Published) -> str:
 def _allowed(near: str) -> str:
     others = f"in our tests: {', '.join(SUPPORTED)}; also any other published since {OLDEST}"
     return f"{others}; nearest: {near}" if near else others
-
-
-def _nearest(version: str, known: Sequence[str]) -> str:
-    wanted = parsed(version)
-    near = nearest(version, known) if wanted is None else _after(wanted, known)
-    return f"; nearest: {near}" if near else ""
 
 
 def _after(wanted: Version, known: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Temporary folders of engines, locked by their owner; abandoned ones are removed.
+"""Temporary folders, locked by their owner; abandoned ones are removed.
 
 It must only ever remove a folder whose owner is gone: the kernel frees its lock when it ends, however.
 """
@@ -19,10 +19,10 @@ PREFIX, LOCK = "eaglecheck-", "owner.lock"
 
 
 class ScratchFolder(tempfile.TemporaryDirectory[str]):
-    """A new folder of this process; OSError where there is no room for one."""
+    """A new folder of this process, in `root` or where temporary ones are; OSError where there is no room for one."""
 
-    def __init__(self, kind: str = "") -> None:
-        super().__init__(prefix=f"{PREFIX}{kind}")
+    def __init__(self, kind: str = "", *, root: Path | None = None) -> None:
+        super().__init__(prefix=f"{PREFIX}{kind}", dir=root)
         draft = Path(self.name, f"{LOCK}.part")
         self._lock = draft.open("w")  # not inherited by programs that this process starts
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -34,8 +34,8 @@ class ScratchFolder(tempfile.TemporaryDirectory[str]):
 
 
 @contextlib.contextmanager
-def _abandoned(root: Path | None) -> Iterator[list[Path]]:
-    """Folders whose owner is gone, by name; nobody else takes one while this block lasts."""
+def abandoned(root: Path | None = None) -> Iterator[list[Path]]:
+    """Folders in `root` whose owner is gone, by name; nobody else takes one while this block lasts."""
     found = []
     with contextlib.ExitStack() as held:
         for folder in sorted((root or Path(tempfile.gettempdir())).glob(f"{PREFIX}*")):
@@ -48,15 +48,15 @@ def _abandoned(root: Path | None) -> Iterator[list[Path]]:
         yield found
 
 
-def left_behind(root: Path | None = None) -> list[Path]:
+def left_behind() -> list[Path]:
     """Folders whose owner is gone; what belongs to another user is not asked."""
-    with _abandoned(root) as found:
+    with abandoned() as found:
         return found
 
 
-def remove_left_behind(root: Path | None = None) -> list[Path]:
+def remove_left_behind() -> list[Path]:
     """Remove those of `left_behind`; returns what is gone now."""
-    with _abandoned(root) as found:
+    with abandoned() as found:
         for folder in found:
             shutil.rmtree(folder, ignore_errors=True)
         return [folder for folder in found if not folder.exists()]

@@ -22,6 +22,7 @@ OURS: dict[str, str] = {
     "speculative_num_steps": "spec.num_steps",
     "speculative_eagle_topk": "spec.eagle_topk",
     "speculative_num_draft_tokens": "spec.num_draft_tokens",
+    "speculative_token_map": "spec.token_map",
     "speculative_use_rejection_sampling": "engine.rejection_sampling",
     "disable_overlap_schedule": "engine.overlap_schedule",
     "disable_cuda_graph": "engine.cuda_graph",
@@ -34,7 +35,7 @@ OURS: dict[str, str] = {
     **dict.fromkeys(("cuda_graph_max_bs_decode", "cuda_graph_bs", "cuda_graph_bs_decode"), "engine.cuda_graph_max_bs"),
     **dict.fromkeys(
         (
-            *("sampling_backend", "disable_custom_all_reduce", "disable_hybrid_swa_memory", "random_seed", "log_level"),
+            *("sampling_backend", "disable_custom_all_reduce", "random_seed", "log_level"),
             *("disable_piecewise_cuda_graph", "disable_prefill_cuda_graph", "host", "port", "nccl_port"),
             *("disaggregation_transfer_backend", "num_reserved_decode_tokens", "disaggregation_bootstrap_port"),
             "disaggregation_decode_retraction_backup",
@@ -56,6 +57,7 @@ OPTIONS = {
     },
     "cuda_graph": "--cuda-graph or --disable-cuda-graph",
     "overlap_schedule": "--overlap-schedule or --disable-overlap-schedule",
+    "disable_hybrid_swa_memory": "--disable-hybrid-swa-memory or --hybrid-swa-memory",
 }
 
 

@@ -343,14 +343,6 @@ def _opened(path: Path, stack: contextlib.ExitStack) -> _File:
         raise BundleError(f"{path} is cut off, or no bundle of eaglecheck ({error})", next_step=AGAIN) from error
 
 
-def digest_of(source: IO[bytes]) -> str:
-    """SHA-256 of everything that is left to read, in hexadecimal."""
-    digest = hashlib.sha256()
-    while block := source.read(BLOCK):
-        digest.update(block)
-    return digest.hexdigest()
-
-
 def tree_name(stem: str, files: Sequence[tuple[str, bytes]]) -> str:
     """`stem` and a hash over (path, content) of its files, so that a changed tree never passes for the old one."""
     digest = hashlib.sha256()

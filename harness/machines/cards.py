@@ -25,30 +25,20 @@ class Card:
     driver: str
 
 
-class NoAnswer(Exception):
-    """There is an nvidia-smi and it could not be used; the text says what it said."""
-
-
 def cards() -> tuple[Card, ...]:
-    """Every card; empty without a driver. NoAnswer is for `ask`: here a driver that does not answer has no cards."""
+    """Every card; empty without a driver, or with one that does not answer."""
     try:
         return ask()
-    except NoAnswer:
+    except gpus.SmiError:
         return ()
 
 
 def ask() -> tuple[Card, ...]:
-    """Every card; empty where there is no nvidia-smi. NoAnswer where it fails or says something unexpected."""
+    """Every card; empty where there is no nvidia-smi. SmiError where it fails or says something unexpected."""
     try:
-        return tuple(_card(one) for one in gpus.query("gpu", FIELDS, seconds=SECONDS))
+        return tuple(map(_card, gpus.query("gpu", FIELDS, seconds=SECONDS)))
     except gpus.NoSmi:
         return ()
-    except gpus.SmiFailed as error:
-        raise NoAnswer(error.said.splitlines()[0] if error.said else f"exit {error.code}") from error
-    except gpus.OtherAnswer as error:
-        raise NoAnswer(error.line) from error
-    except gpus.SmiError as error:
-        raise NoAnswer(str(error)) from error
 
 
 def _card(one: dict[str, str]) -> Card:
@@ -62,4 +52,4 @@ def _card(one: dict[str, str]) -> Card:
             driver=one["driver_version"],
         )
     except ValueError as error:
-        raise NoAnswer(", ".join(one.values())) from error
+        raise gpus.SmiError(f"nvidia-smi answered {', '.join(one.values())!r}") from error

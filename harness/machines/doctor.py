@@ -21,7 +21,7 @@ import psutil
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from harness.contract.words import counted
+from harness.contract.words import counted, some
 from harness.engines import closure, envs, scratch
 from harness.engines.published import changed_files
 from harness.engines.releases import drivable
@@ -143,7 +143,7 @@ def _unfit(folder: Path) -> str:
 def _left_behind() -> Iterator[Answer]:
     """Temporary folders of engines whose eaglecheck was killed; nothing where there are none."""
     if found := scratch.left_behind():
-        names = ", ".join(map(str, found[:SHOWN])) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+        names = some([str(one) for one in found], SHOWN)
         detail = f"{counted(len(found), 'folder')} of an eaglecheck that was killed: {names}"
         yield warn(detail, "eaglecheck run  (the next engine's start removes them)")
 
@@ -210,8 +210,7 @@ def _unpacked(engine: envs.EngineEnv, name: str) -> Answer:
 
 
 def _damaged(changed: Sequence[str], fix: str, name: str) -> Answer:
-    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-    return missing(f"damaged: not as published: {changed[0]}{more}", fix, name=name)
+    return missing(f"damaged: not as published: {some(changed, 1)}", fix, name=name)
 
 
 def _install(version: str) -> str:

@@ -65,8 +65,8 @@ def graphics() -> Iterator[Answer]:
     """The cards by nvidia-smi, who leases them, and what compiles for them."""
     try:
         found = cards.ask()
-    except cards.NoAnswer as error:
-        yield warn(f"nvidia-smi does not answer: {error}", "nvidia-smi  # shows why")
+    except gpus.SmiError as error:
+        yield warn(str(error).splitlines()[0], "nvidia-smi  # shows why")
         return
     if not found:
         yield ok(", ".join(by_driver()) or "none: engines run on the CPU")

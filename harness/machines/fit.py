@@ -110,13 +110,14 @@ def _check_card(manifest: Manifest, progress: Progress) -> None:
 
 def torch_version() -> str:
     """This Python's torch with its build (2.11.0+cu130), without importing it; empty where there is none."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return ""
     try:
-        text = Path(spec.origin).with_name("version.py").read_text()
+        return build_of((beside_torch() / "torch" / "version.py").read_text())
     except OSError:
         return ""
+
+
+def build_of(text: str) -> str:
+    """What torch/version.py says it is; empty where it says nothing."""
     found = re.search(r"__version__ = '([^']+)'", text)
     return found[1] if found else ""
 

@@ -13,6 +13,7 @@ import shutil
 import tarfile
 from pathlib import Path
 
+from harness.contract import plain_files
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress
 from harness.machines import bundle
@@ -50,8 +51,7 @@ def save(path: Path, *, progress: Progress) -> Manifest:
             header.uname = header.gname = ""
             with one.open("rb") as source:
                 archive.addfile(header, source)
-    with packed.open("rb") as source:
-        member = Archive(name=name, sha256=bundle.digest_of(source), size=packed.stat().st_size)
+    member = Archive(name=name, sha256=plain_files.sha256(packed), size=packed.stat().st_size)
     size = sum(one.stat().st_size for one in files)
     manifest = Manifest(
         python=made_for["python"],

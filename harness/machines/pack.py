@@ -21,9 +21,10 @@ from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
+from harness.contract import plain_files
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress
-from harness.machines import bundle, prebuild, slimming, wheels
+from harness.machines import bundle, fit, prebuild, slimming, wheels
 from harness.machines.bundle import Archive, Manifest, Release, Tree
 from harness.machines.slimming import CARRIED, CONTROL, CONTROL_TESTS, FROM, PINNED
 from harness.machines.wheels import Files
@@ -121,7 +122,7 @@ def pack(
             cards=cards,
             include=include,
         )
-        _room(folder)
+        closure.check_room(NEED_GB, what="to pack")
         sources = _sglang_wheels(job, versions)
         control = [_control(job)]
         releases = tuple(_release(job, version, sources[version], control) for version in versions)
@@ -130,15 +131,6 @@ def pack(
             manifest = _only_part(job, manifest, part)
         manifest = _write(job, manifest, output, limit=limit)
     return manifest
-
-
-def _room(folder: Path) -> None:
-    free = closure.free_gb(folder)
-    if free < NEED_GB:
-        raise EnvError(
-            f"not enough disk space to pack: {free:.1f} GB free at {folder}, {NEED_GB} GB needed",
-            next_step="free some space, or choose another disk:  export EAGLECHECK_HOME=/path/with/space",
-        )
 
 
 def _sglang_wheels(job: _Job, versions: Sequence[str]) -> dict[str, Path]:
@@ -169,8 +161,7 @@ def _torch(job: _Job, version: str) -> tuple[list[str], str]:
     beside = slimming.TORCHES[version]
     wanted = {name: beside[name] for name in ("torchvision", *(("nvidia-nccl-cu13",) if job.cards > 1 else ()))}
     found = job.fetch({"torch": version, **wanted, "triton": beside["triton"]})
-    stamp = wheels.text_of(found["torch"], "torch/version.py")
-    build = next(line.split("'")[1] for line in stamp.splitlines() if line.startswith("__version__"))
+    build = fit.build_of(wheels.text_of(found["torch"], "torch/version.py"))
     if build.partition("+")[2] != job.torch.partition("+")[2]:
         raise EnvError(
             f"torch {version} is published as {build}, and takes NVIDIA's libraries from beside torch {job.torch}",
@@ -377,6 +368,4 @@ def _compress(job: _Job, lot: _Lot, work: Path) -> Archive:
         if size >= KEEP:
             kept.parent.mkdir(exist_ok=True)
             kept.hardlink_to(path)
-    with path.open("rb") as source:
-        digest = bundle.digest_of(source)
-    return Archive(name=lot.name, sha256=digest, size=path.stat().st_size, part_of=lot.part_of)
+    return Archive(name=lot.name, sha256=plain_files.sha256(path), size=path.stat().st_size, part_of=lot.part_of)

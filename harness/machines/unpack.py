@@ -93,7 +93,7 @@ def _place_trees(reader: Reader, progress: Progress) -> None:
     if not absent:
         progress("every part of this bundle is unpacked already")
         return
-    _room(sum(tree.size for tree in absent) / 1e9)
+    closure.check_room(1.5 * sum(tree.size for tree in absent) / 1e9, what="to unpack")
     incoming = parts() / ".incoming"
     shutil.rmtree(incoming, ignore_errors=True)
     wanted = {tree.archive for tree in absent}
@@ -145,15 +145,6 @@ def _add_to_others(tree: Tree, progress: Progress) -> None:
             if not target.exists():
                 os.link(source, target)
         progress(f"{tree.name.rpartition('-')[0]} is added to {host.rpartition('-')[0]}")
-
-
-def _room(need_gb: float) -> None:
-    free = closure.free_gb(closure.home())
-    if free < need_gb * 1.5:
-        raise EnvError(
-            f"not enough disk space to unpack: {free:.1f} GB free at {closure.home()}, {need_gb * 1.5:.1f} GB needed",
-            next_step="choose another disk:  export EAGLECHECK_HOME=/path/with/space",
-        )
 
 
 def _extract(path: Path, target: Path) -> None:

@@ -6,7 +6,6 @@ This module must not know what SGLang is, and must not name an index: pip's own 
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
+from harness.contract import plain_files
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress
 from harness.machines import libraries, slimming
@@ -108,8 +108,8 @@ def add_wheel(files: Files, path: Path, rules: Sequence[Rule], *, part: str = ""
     Libraries are slimmed where the table says so. part: put in only what the rules left out for that part.
     """
     name, version, _, _ = parse_wheel_filename(path.name)
-    slimmer = _Slimmer(name)
-    counts = {rule: [0, 0] for rule in rules}
+    library = slimming.LIBRARIES.get(name)
+    less: dict[tuple[str, str], list[int]] = {(rule.pattern, rule.reason): [] for rule in rules}
     with zipfile.ZipFile(path) as wheel:
         for member in wheel.infolist():
             place = _place(member.filename)
@@ -117,40 +117,20 @@ def add_wheel(files: Files, path: Path, rules: Sequence[Rule], *, part: str = ""
                 continue
             rule = next((rule for rule in rules if fnmatch.fnmatch(place, rule.pattern)), None)
             if (rule is None) if not part else (rule is not None and rule.part == part):
-                files.content[place] = slimmer(wheel.read(member))
+                content = slim = wheel.read(member)
+                if library is not None and libraries.is_library(content):
+                    slim = libraries.slim(content, architecture=slimming.CUDA_ARCH, weak=library.weak)
+                    blank = slim.count(0) - content.count(0) + len(content) - len(slim)
+                    less.setdefault(("*.so*", library.reason), []).append(blank)
+                files.content[place] = slim
             elif rule is not None and not part:
-                counts[rule][0] += 1
-                counts[rule][1] += member.file_size
+                less[rule.pattern, rule.reason].append(member.file_size)
     files.slimmed += [
-        Slimmed(pattern=rule.pattern, reason=rule.reason, files=count, size=size)
-        for rule, (count, size) in counts.items()
-        if count
+        Slimmed(pattern=pattern, reason=reason, files=len(sizes), size=sum(sizes))
+        for (pattern, reason), sizes in less.items()
+        if sizes
     ]
-    files.slimmed += slimmer.slimmed()
-    with path.open("rb") as source:
-        digest = hashlib.file_digest(source, "sha256").hexdigest()
-    files.wheels.append(Wheel(name=name, version=str(version), sha256=digest))
-
-
-class _Slimmer:
-    """Makes the libraries of one wheel smaller, and counts by how much."""
-
-    def __init__(self, wheel: str) -> None:
-        self._rule = slimming.LIBRARIES.get(wheel)
-        self._files = self._size = 0
-
-    def __call__(self, content: bytes) -> bytes:
-        if self._rule is None or not libraries.is_library(content):
-            return content
-        slim = libraries.slim(content, architecture=slimming.CUDA_ARCH, weak=self._rule.weak)
-        self._files += 1
-        self._size += slim.count(0) - content.count(0) + len(content) - len(slim)
-        return slim
-
-    def slimmed(self) -> list[Slimmed]:
-        if self._rule is None or not self._files:
-            return []
-        return [Slimmed(pattern="*.so*", reason=self._rule.reason, files=self._files, size=self._size)]
+    files.wheels.append(Wheel(name=name, version=str(version), sha256=plain_files.sha256(path)))
 
 
 def text_of(path: Path, member: str) -> str:

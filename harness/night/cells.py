@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from packaging.version import Version
 
@@ -68,6 +68,11 @@ class Cell:
     @property
     def key(self) -> str:
         return f"{self.engine}/{self.kind}/{self.name}"
+
+    def facts(self) -> dict[str, Any]:
+        """What its result says of it."""
+        names = ("key", "engine", "kind", "name", "expected", "expected_kinds")
+        return {name: getattr(self, name) for name in names}
 
     def assumed_for(self, scenario: Scenario) -> tuple[str, ...]:
         """What the reference takes for granted in one scenario."""

@@ -47,9 +47,7 @@ def _parts(judged: Judgement) -> Iterator[str]:
     for sentence in (*judged.wrong, *judged.incomplete):
         yield f"- **{cell(sentence)}**"
     yield _table(COLUMNS, rows(night.cells))
-    for status in (Status.NEW, Status.FLAKY):
-        for group in judged.of(status):
-            yield _finding(group, judged)
+    yield from (_finding(group, judged) for group in judged.groups if group.red)
     for status in (Status.FIXED, Status.KNOWN):
         for group in judged.of(status):
             engine = f"{group.engine}{night.plan.taken_out}"
@@ -95,8 +93,8 @@ def workflow_commands(judged: Judgement) -> list[str]:
             f"{group.status} finding on {group.engine}{judged.night.plan.taken_out}",
             f"{group.signature} in {places(group)}",
         )
-        for status in (Status.NEW, Status.FLAKY)
-        for group in judged.of(status)
+        for group in judged.groups
+        if group.red
     ]
     errors += [("the gate", sentence) for sentence in (*judged.wrong, *judged.incomplete)]
     notices = [

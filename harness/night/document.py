@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.contract.types import Outcome
-from harness.night.judge import Group, Judgement, Status
+from harness.night.judge import Group, Judgement
 from harness.night.records import CellResult, NightPlan
 from harness.night.trends import Trend
 
@@ -108,7 +108,7 @@ def _cell(cell: CellResult, judged: Judgement) -> ET.Element:
             **{f"{group.status}:{group.signature}": f"{group.shown}/{group.tried}" for group in groups},
         },
     )
-    bad = [group for group in groups if group.status in (Status.NEW, Status.FLAKY)]
+    bad = [group for group in groups if group.red]
     if bad:
         signatures = ", ".join(f"{group.status} {group.signature}" for group in bad)
         text = "\n\n".join(group.first + _replay(group, judged) for group in bad)

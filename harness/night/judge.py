@@ -54,6 +54,11 @@ class Group:
     reproducer: str | None = None
 
     @property
+    def red(self) -> bool:
+        """Whether it alone makes a night red."""
+        return self.status in (Status.NEW, Status.FLAKY)
+
+    @property
     def rate(self) -> tuple[float, float, float]:
         """(share, lower end, upper end): exact interval, see `harness.contract.rates`."""
         return (self.shown / self.tried, *interval(self.shown, self.tried))
@@ -61,7 +66,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """All there is to say. incomplete: sentences that make it UNKNOWN; wrong: sentences that make it FAIL."""
+    """All there is to say. groups: red ones first. incomplete, wrong: sentences that make it UNKNOWN, or FAIL."""
 
     night: Night
     outcome: Outcome
@@ -76,11 +81,7 @@ class Judgement:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        found = [
-            f"{group.status}: {group.signature} on {group.engine}"
-            for status in (Status.NEW, Status.FLAKY)
-            for group in self.of(status)
-        ]
+        found = (f"{group.status}: {group.signature} on {group.engine}" for group in self.groups if group.red)
         return (*found, *self.wrong, *self.incomplete)
 
 
@@ -91,7 +92,7 @@ def judge(night: Night, *, past: Sequence[Night], known: Sequence[Entry], today:
     groups = [*_tonight(night, past, known), *_fixed(night, past)]
     incomplete = [*night.faults, *_missing(night), *_unknown(night)]
     wrong = [*_surprises(night), *_expired(known, today), *_gone(night, past, known)]
-    bad = wrong or any(group.status in (Status.NEW, Status.FLAKY) for group in groups)
+    bad = wrong or any(group.red for group in groups)
     return Judgement(
         night=night,
         outcome=Outcome.FAIL if bad else Outcome.UNKNOWN if incomplete else Outcome.PASS,

@@ -6,7 +6,6 @@ A survivor that nobody explained is a finding of the night like any other, known
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from harness.contract.types import Outcome
@@ -15,7 +14,7 @@ from harness.engines.errors import EngineError
 from harness.night.cells import Cell, Mutants
 from harness.night.records import CellResult, Seen
 from harness.search.board import Board, Line
-from harness.search.executed import Followed, Sound, follow
+from harness.search.executed import Followed, follow
 from harness.search.fates import Campaign, Fate, explanations
 from harness.search.faults import draw
 from harness.search.mutate import Hunt, rounds
@@ -40,7 +39,7 @@ def ask(cell: Cell, wanted: Mutants, engines: LiveEngines, *, folder: Path) -> C
         families=(cell.name,),
         seed=wanted.seed,
         examples=wanted.examples,
-        left_out=_unsound(every.sounds),
+        left_out=tuple(f"{one.scenario.name}: {one.why}" for one in every.sounds if one.why),
         mutants=tuple(draw(package, every.ran, count=wanted.count, seed=wanted.seed)),
     )
     hunt = Hunt(engines=engines, package=package, folder=folder / "mutated", sounds=every.sounds, release=cell.engine)
@@ -55,10 +54,6 @@ def ask(cell: Cell, wanted: Mutants, engines: LiveEngines, *, folder: Path) -> C
     return _result(cell, Board.of(campaign, fates, explanations()), start=start)
 
 
-def _unsound(sounds: Sequence[Sound]) -> tuple[str, ...]:
-    return tuple(f"{one.scenario.name}: {one.why}" for one in sounds if one.why)
-
-
 def _result(cell: Cell, board: Board | None, *, start: float, why: str = "") -> CellResult:
     """A mutant counts as a scenario: a survivor has failed, and one that is neither killed nor survived is unknown."""
     lines = () if board is None else board.lines
@@ -67,12 +62,7 @@ def _result(cell: Cell, board: Board | None, *, start: float, why: str = "") -> 
     reasons = [f"{line.mutant.id}: {line.fate.why}" for line in unknown]
     outcome = Outcome.FAIL if left else Outcome.UNKNOWN if unknown or why or not lines else Outcome.PASS
     return CellResult(
-        key=cell.key,
-        engine=cell.engine,
-        kind=cell.kind,
-        name=cell.name,
-        expected=cell.expected,
-        expected_kinds=(),
+        **cell.facts(),
         verdict=outcome,
         reasons=tuple([why] if why else reasons[:5]),
         scenarios=len(lines) or 1,

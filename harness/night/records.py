@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from harness.contract.types import Outcome
+from harness.contract.words import some
 
 SCHEMA: Literal[1] = 1
 Count = Annotated[int, Field(ge=0)]
@@ -181,6 +182,5 @@ def unaccounted(planned: Sequence[str], reported: Sequence[str], *, excused: Col
     ):
         if keys:
             were = "cell was" if len(keys) == 1 else "cells were"
-            more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
-            found.append(f"{len(keys)} {were} {what}: {', '.join(keys[:SHOWN])}{more}")
+            found.append(f"{len(keys)} {were} {what}: {some(keys, SHOWN)}")
     return found

@@ -195,14 +195,12 @@ class _Tally:
 
     def result(self, *, folder: Path, seconds: float) -> CellResult:
         return CellResult(
-            key=self.cell.key,
-            engine=self.cell.engine,
-            kind=self.cell.kind,
-            name=self.cell.name,
-            expected=self.cell.expected,
-            expected_kinds=self.cell.expected_kinds,
+            **self.cell.facts(),
             verdict=Verdict.merge(self.outcomes),
-            reasons=tuple(_times(reason, count) for reason, count in self.reasons.most_common(MOST_REASONS)),
+            reasons=tuple(
+                reason if count == 1 else f"{reason} (in {count} scenarios)"
+                for reason, count in self.reasons.most_common(MOST_REASONS)
+            ),
             scenarios=len(self.outcomes),
             failed=self.outcomes.count(Outcome.FAIL),
             unknown=self.outcomes.count(Outcome.UNKNOWN),
@@ -230,7 +228,3 @@ class _Tally:
                 first="\n".join([describe(first, outcome.scenario)[:MOST_WORDS], *known]),
                 reproducer=str(outcome.save_reproducer(folder).relative_to(folder)),
             )
-
-
-def _times(reason: str, count: int) -> str:
-    return reason if count == 1 else f"{reason} (in {count} scenarios)"

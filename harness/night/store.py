@@ -35,9 +35,9 @@ class Kept:
     night: Night | None
 
 
-def new_id(now: datetime | None = None) -> str:
+def new_id() -> str:
     """A name that sorts by time."""
-    return f"{now or datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    return f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def begin(root: Path, plan: NightPlan, *, again: bool = False) -> Path:

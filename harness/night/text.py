@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.contract.types import Outcome
-from harness.contract.words import brief, counted
+from harness.contract.words import brief, counted, some
 from harness.night.judge import Group, Judgement, Status
 from harness.night.records import CellResult, Night
 from reports.live import STYLE
@@ -33,7 +33,8 @@ def render_cell(console: Console, cell: CellResult) -> None:
     """One line when a cell is done."""
     found = f"; {', '.join(seen.signature for seen in cell.findings)}" if cell.findings else ""
     left = f", {cell.left_out} left out" if cell.left_out else ""
-    say(console, f"{cell.verdict:7} {cell.key}  {_scenarios(cell.scenarios)}{left}, {cell.seconds:.1f} s{found}")
+    driven = counted(cell.scenarios, "scenario")
+    say(console, f"{cell.verdict:7} {cell.key}  {driven}{left}, {cell.seconds:.1f} s{found}")
     for reason in cell.reasons:
         say(console, f"        no verdict: {brief(reason)}")
 
@@ -73,7 +74,7 @@ def render_group(console: Console, group: Group, *, night: Night, folder: Path) 
     say(console, f"    in {places(group)}")
     if group.why:
         say(console, f"    {group.why}")
-    if group.status in (Status.NEW, Status.FLAKY):
+    if group.red:
         say(console, f"    {how_often(group)}; {since(group, night)}")
         for line in group.first.splitlines():
             say(console, f"    {line}")
@@ -83,8 +84,7 @@ def render_group(console: Console, group: Group, *, night: Night, folder: Path) 
 
 def places(group: Group) -> str:
     """The cells without the release, the first few."""
-    names = [cell.partition("/")[2] for cell in group.cells]
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    return some([cell.partition("/")[2] for cell in group.cells], SHOWN)
 
 
 def how_often(group: Group) -> str:
@@ -167,7 +167,3 @@ def _trends(console: Console, judged: Judgement) -> None:
 def tracking(values: int, nights: int, moved: int) -> str:
     """'8 values tracked over 6 green nights, 1 moved'."""
     return f"{counted(values, 'value')} tracked over {counted(nights, 'green night')}, {moved or 'none'} moved"
-
-
-def _scenarios(number: int) -> str:
-    return counted(number, "scenario")

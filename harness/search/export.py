@@ -162,6 +162,8 @@ def _check(one: ScenarioResult) -> None:
         if asks
         else "its number of steps adapts"
         if one.scenario.spec.adaptive is not None
+        else "its engine has files beside the pair: a token map, or adapters"
+        if one.scenario.spec.token_map is not None or one.scenario.engine.lora_paths
         else "its pair is none of ours"
         if one.setup.pair
         else ""

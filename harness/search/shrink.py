@@ -222,7 +222,7 @@ def _fewer_ops(scenario: Scenario) -> Cut:
                 {"script": tidy([o for i, o in enumerate(script) if i not in (place, end)])},
                 "without pause and resume",
             )
-        elif op.kind in ("abort", "retract", "flush", "update", "mutant"):
+        elif op.kind in ("abort", "retract", "flush", "update", "mutant"):  # of "memory" both, or none
             yield {"script": tidy([o for i, o in enumerate(script) if i != place])}, f"without {op.kind}"
     together = [rid for op in script if op.kind == "submit" for rid in op.rids]
     if sum(op.kind == "submit" for op in script) > 1:

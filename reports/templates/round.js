@@ -71,13 +71,13 @@ class RoundView {
       if (!byPhase.has(rows.phase[at])) byPhase.set(rows.phase[at], []);
       byPhase.get(rows.phase[at]).push(at);
     }
-    if (byPhase.has(3)) found.push(...this.tree(rows, byPhase.get(3), byPhase.get(4) || []));
+    if (byPhase.has(3)) found.push(...this.tree(rows, byPhase.get(2) || [], byPhase.get(3), byPhase.get(4) || []));
     found.push(make("p", { class: "quiet" }, "Bars: error as a share of what is allowed there. Margin: how far the reference's best choice is ahead of its next."));
     for (const [phase, list] of [...byPhase].sort((a, b) => a[0] - b[0])) found.push(...this.table(rows, phase, list));
     return found;
   }
 
-  tree(rows, verify, accept) {
+  tree(rows, draft, verify, accept) {
     const taken = new Set(accept.map((at) => rows.parent[at]));
     const nodes = verify.filter((at) => rows.sides[at] !== "reference").map((at) => ({
       slot: rows.slot[at], parent: rows.parent[at], token: rows.input_id[at], state: rows.state[at],
@@ -85,8 +85,22 @@ class RoundView {
       choice: rows.chosen[at].length ? rows.chosen[at][0] : "–",
     }));
     if (!nodes.length) return [];
+    this.proposed(rows, draft, nodes);
     return [make("h3", {}, "Draft tree"), make("p", { class: "quiet" }, "✓ and thick: accepted; → what the target chose there; ✕ and dashed: wrong; ~ and dashed: wrong because of something earlier; “not”: what is expected there."),
       make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Draft tree" }, drawTree(nodes, taken))];
+  }
+
+  // What should have been proposed instead of a node's token, where just one row of the draft step read the token above.
+  proposed(rows, draft, nodes) {
+    const bySlot = new Map(nodes.map((node) => [node.slot, node]));
+    const depth = (node, left) => (left && bySlot.has(node.parent) ? 1 + depth(bySlot.get(node.parent), left - 1) : 0);
+    for (const node of nodes) {
+      const step = depth(node, nodes.length) - 2, above = bySlot.get(node.parent);
+      const from = draft.filter((at) => rows.step[at] === step && rows.input_id[at] === above.token);
+      const wanted = from.length === 1 && rows.state[from[0]] ? rows.reference.chosen[from[0]] : null;
+      const place = wanted && !wanted.includes(node.token) ? rows.chosen[from[0]].indexOf(node.token) : -1;
+      if (place >= 0 && node.expected === null) node.expected = wanted[place];
+    }
   }
 
   table(rows, phase, list) {

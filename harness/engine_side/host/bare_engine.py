@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,12 @@ def keywords(given: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     given = json.loads(Path(sys.argv[1]).read_text())
     os.environ.update(given["environment"])
+    marks = [time.monotonic()]
     import sglang
 
+    marks.append(time.monotonic())
     engine = sglang.Engine(**keywords(given))
+    marks.append(time.monotonic())
     print("booted", flush=True)
     sampling = [{"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True} for count in given["tokens"]]
     ends: list[Any] = []
@@ -43,7 +47,8 @@ def main() -> None:
         print(f"generated {len(ends)}", flush=True)
     verifies = [end["meta_info"].get("spec_verify_ct") for end in ends]
     texts = [end["output_ids"] for end in ends]
-    print(json.dumps({"release": sglang.__version__, "texts": texts, "verifies": verifies}), flush=True)
+    took = {"import": marks[1] - marks[0], "boot": marks[2] - marks[1]}
+    print(json.dumps({"release": sglang.__version__, "texts": texts, "verifies": verifies, "took": took}), flush=True)
     engine.shutdown()
 
 

@@ -21,6 +21,10 @@ HELD = {
     "page_size": lambda scheduler: int(scheduler.token_to_kv_pool_allocator.page_size),
     # It is given as a file.
     "speculative_adaptive_config": lambda scheduler: _content(scheduler.server_args.speculative_adaptive_config),
+    "speculative_token_map": lambda scheduler: _token_map(scheduler.server_args.speculative_token_map),
+    "lora_paths": lambda scheduler: {
+        one.lora_name: one.lora_path for one in _argument(scheduler.server_args, "lora_paths")
+    },
     "context_length": lambda scheduler: int(scheduler.model_config.context_len),
 }
 
@@ -42,6 +46,16 @@ def _attention_ranks(scheduler: Any) -> int:
     """Ranks of DP attention; 0.5.23 keeps them apart from replicas, which `dp_size` then counts."""
     own = _argument(scheduler.server_args, "attn_dp_size")
     return int(own if isinstance(own, int) and own > 1 else _argument(scheduler.server_args, "dp_size"))
+
+
+def _token_map(path: str | None) -> Any:
+    import torch
+
+    return None if path is None else torch.load(path, weights_only=True)
+
+
+def _adapters(refs: Any) -> dict[str, str]:
+    return {one.lora_name: one.lora_path for one in refs or ()}
 
 
 def _content(path: str | None) -> Any:

@@ -39,6 +39,8 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
     if boot["arguments"]["enable_dp_attention"]:
         patches = (*patches, *release.dp_patches, *(release.idle_patches if "F-007" in boot["assumed"] else ()))
     patches = (*patches, *(release.plan_patches if "F-011" in boot["assumed"] else ()))
+    if boot.get("lora"):
+        patches = (*patches, *compat.LORA_ON_A_CPU)
     if boot["overlap"]:
         patches = (*patches, *compat.OVERLAP_ON_A_CPU)
     ops.install(patches=patches, attention=boot["cpu_attention"])

@@ -11,10 +11,11 @@ import json
 from typing import Any
 
 from ...both_sides import wire
+from . import weights
 
 #: Loop steps within which SGLang validates a request and either refuses it or sends it on.
 SUBMIT_STEPS = 20
-#: The name of the task that waits for new weights; no request has it.
+#: The name of the task that waits for new weights or memory; no request has it.
 UPDATE = "@update"
 
 
@@ -36,12 +37,15 @@ async def serve(engine: Any, reader: asyncio.StreamReader, writer: asyncio.Strea
         elif command["op"] in ("pause", "resume"):
             await _pause_or_resume(engine, command)
             answer = {"op": f"{command['op']}d"}
-        elif command["op"] == "update":
-            tasks[UPDATE] = asyncio.create_task(_update(engine, command["path"]))
-            answer = {"op": "updating"}
+        elif command["op"] in ("update", "memory"):
+            try:
+                answer = {"op": "updating", "messages": weights.messages(command)}
+                tasks[UPDATE] = asyncio.create_task(weights.perform(engine, command))
+            except weights.NotThere as error:
+                answer = {"op": "error", "what": str(error)}
         elif command["op"] == "updated":
-            success, message = (await tasks.pop(UPDATE))[:2]
-            answer = {"op": "updated", "success": bool(success), "message": str(message)}
+            success, message = await tasks.pop(UPDATE)
+            answer = {"op": "updated", "success": success, "message": message}
         elif command["op"] == "collect":
             ends = await asyncio.gather(*(tasks.pop(rid) for rid in command["rids"]))
             answer = {"op": "collected", "ends": ends}
@@ -49,13 +53,6 @@ async def serve(engine: Any, reader: asyncio.StreamReader, writer: asyncio.Strea
             answer = {"op": "error", "what": f"unknown command {command['op']!r}"}
         writer.write(wire.encode(answer))
         await writer.drain()
-
-
-async def _update(engine: Any, path: str) -> Any:
-    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
-
-    manager = engine.tokenizer_manager
-    return await manager.update_weights_from_disk(UpdateWeightFromDiskReqInput(model_path=path, load_format=None), None)
 
 
 async def _pause_or_resume(engine: Any, command: dict[str, Any]) -> None:

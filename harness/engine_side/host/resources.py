@@ -14,8 +14,8 @@ from typing import Any
 from ...both_sides import gpus, leases, port_leases, wire
 from .processes import ENV_SOCKET
 
-#: An argument that is a file's path to SGLang, and what the file holds to us.
-ADAPTIVE = "speculative_adaptive_config"
+#: Arguments that are a file's path to SGLang, and what the file holds to us.
+ADAPTIVE, TOKEN_MAP = "speculative_adaptive_config", "speculative_token_map"
 
 
 def take_lease(sock: socket.socket, boot: dict[str, Any]) -> list[Any]:
@@ -55,6 +55,12 @@ def engine_arguments(boot: dict[str, Any], ports: port_leases.Ports) -> dict[str
         file = Path(os.environ[ENV_SOCKET]).with_name("adaptive.json")
         file.write_text(json.dumps(arguments[ADAPTIVE]))
         arguments[ADAPTIVE] = str(file)
+    if TOKEN_MAP in arguments:
+        import torch
+
+        file = Path(os.environ[ENV_SOCKET]).with_name("token_map.pt")
+        torch.save(arguments[TOKEN_MAP], file)
+        arguments[TOKEN_MAP] = str(file)
     return arguments
 
 

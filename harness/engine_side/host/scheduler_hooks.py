@@ -103,7 +103,8 @@ def _install_in(
     asked = {"component": draft_input_builder.answers(scheduler)} if side == "decode" else {}  # of SGLang as it is
     wanted = boot["optional_arguments"] | boot["arguments"]
     recorder = Recorder(StagingBuffer() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
-    probe = Probe(recorder, release, graphs, adaptive=bool(boot["arguments"].get("speculative_adaptive")))
+    adaptive = bool(boot["arguments"].get("speculative_adaptive"))
+    probe = Probe(recorder, release, graphs, adaptive=adaptive, receives=side == "decode")
     sock = connect(os.environ[ENV_SOCKET])
     gate = Gate(sock, recorder, scheduler)
     probe.hooks.wrap(sys.modules[release.gate[0]], release.gate[1], gate.wrap)

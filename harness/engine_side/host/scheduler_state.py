@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any
 
 from ..probes.recorder import plain_rid
+from ..probes.window_probe import WINDOW_SLOTS
 
 #: Where a request can be between a prefill and a decode side.
 QUEUES = (
@@ -47,13 +48,25 @@ def in_transit(scheduler: Any) -> list[str]:
 
 
 def pool_level(scheduler: Any) -> dict[str, int]:
-    """Token slots of the KV pool: free, held by the prefix cache, and all; free rows of a hand-over's metadata."""
+    """Token slots of the KV pool: free, held by the prefix cache, and all; free rows of a hand-over's metadata.
+
+    window_free, window_evictable: the same of the pool that layers with sliding windows have, where they have one.
+    """
     rows = getattr(scheduler, "req_to_metadata_buffer_idx_allocator", None)
-    allocator = scheduler.token_to_kv_pool_allocator
-    evictable = scheduler.tree_cache.evictable_size()
+    allocator, cache = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    windows = getattr(allocator, WINDOW_SLOTS, None) is not None
+    evictable = cache.full_evictable_size() if windows else cache.evictable_size()
     return {
-        "free": int(allocator.available_size()),
+        "free": int(allocator.full_available_size() if windows else allocator.available_size()),
         "evictable": int(evictable if isinstance(evictable, int) else evictable[0]),
+        **(
+            {
+                "window_free": int(allocator.swa_available_size()),
+                "window_evictable": int(cache.swa_evictable_size()),
+            }
+            if windows
+            else {}
+        ),
         "total": int(scheduler.max_total_num_tokens),
         **({} if rows is None else {"metadata": int(rows.available_size())}),
     }

@@ -33,6 +33,12 @@ def keep_last(scene: Scene, values: Values) -> Values:
 
 
 @act
+def keep_last_page(scene: Scene, values: Values) -> Values:
+    pages = values["slots"] // scene.page
+    return {"slots": values["slots"][pages != pages[-1]]}
+
+
+@act
 def last_twice(scene: Scene, values: Values) -> Values:
     return {"slots": torch.cat((values["slots"], values["slots"][-1:]))}
 
@@ -152,5 +158,22 @@ def entry_again(scene: Scene, values: Values) -> Values:
 
 @act
 def left_alone(scene: Scene, values: Values) -> Values:
-    """A model keeps the weights it has, and says that it took the new ones."""
+    """A model keeps the weights it has, and says that it took the new ones. of: "draft" for drafts alone."""
+    if scene.args.get("of") == "draft" and not values["draft"]:
+        return {}
     return {"loads": torch.zeros_like(values["loads"])}
+
+
+@act
+def from_neighbour(scene: Scene, values: Values) -> Values:
+    return {"ids": values["ids"].roll(1)}
+
+
+@act
+def without_adapter(scene: Scene, values: Values) -> Values:
+    return {"ids": torch.full_like(values["ids"], -1)}
+
+
+@act
+def not_emptied(scene: Scene, values: Values) -> Values:
+    return {"empties": torch.zeros_like(values["empties"])}

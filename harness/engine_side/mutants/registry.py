@@ -64,6 +64,8 @@ class Scene:
         for share in self.shares:
             if at == "all":
                 rows += range(share.first, share.last + 1)
+            elif at == "first":
+                rows += [share.first] if share.rows else []
             elif at == "inner":
                 rows += range(share.first + 1, share.last + 1)
             elif at == "decoding" and not (share.start and share.rows == 1 and share.final):

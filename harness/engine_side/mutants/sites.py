@@ -6,25 +6,31 @@ comes out inside it. It must leave everything as it is where no mutant acts.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
+from ..probes.attention_probe import BACKEND
 from ..probes.names import TAIL_COPIER, sampled_walks
 from ..probes.probe import Probe
 from ..probes.verify_probe import mask_of
+from ..probes.window_probe import WINDOW_SLOTS
 from .armed import ArmedMutants, one_each
 from .registry import COUNTS, Share, Values, around, inputs_of, replaced
 from .sites_answers import AnswerSites
 from .sites_handoff import HandoffSites
+from .sites_windows import WindowSites
 
 Original = Callable[..., Any]
 #: Where a model's weights are loaded anew.
-WEIGHTS = ("sglang.srt.model_executor.model_runner_components.weight_updater", "WeightUpdater.update_weights_from_disk")
-RUNNER_WEIGHTS = "ModelRunner.update_weights_from_disk"
+WEIGHTS = ("sglang.srt.model_executor.model_runner_components.weight_updater", "WeightUpdater")
+ADAPTERS = ("sglang.srt.lora.lora_manager", "LoRAManager.prepare_lora_batch")
+UPDATES = ("update_weights_from_disk", "update_weights_from_tensor")
 
 #: Value of a site -> argument of what walks a tree by uniforms, attribute of what is verified, of what is proposed.
 UNIFORMS = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling", "distribution": "target_probs"}
@@ -40,6 +46,8 @@ def make_mutants(probe: Probe, scheduler: Any, *, tp_rank: int) -> ArmedMutants:
     mutants = ArmedMutants(probe, page=int(scheduler.token_to_kv_pool_allocator.page_size), tp_rank=tp_rank)
     mutants.missing = Sites(mutants).install(scheduler)
     AnswerSites(mutants).install()
+    if getattr(scheduler.token_to_kv_pool_allocator, WINDOW_SLOTS, None) is not None:
+        mutants.missing += WindowSites(mutants).install(scheduler)
     if getattr(scheduler, "disagg_metadata_buffers", None) is not None:
         mutants.missing += HandoffSites(mutants).install()
     return mutants
@@ -52,6 +60,9 @@ class Sites:
         self._mutants = mutants
         self._probe, self._recorder, self._release = mutants.probe, mutants.recorder, mutants.probe.release
         self._target_head: Any = None
+        #: phase, step and shares of the forward in progress; what its plans became, by the identity of each
+        self._place: tuple[str, int, list[Share]] | None = None
+        self._plans: dict[int, tuple[Any, Any]] = {}
 
     def install(self, scheduler: Any) -> list[str]:
         """Wrap every site; returns those this release does not have."""
@@ -64,6 +75,9 @@ class Sites:
         known = len(hooks.missing)
         hooks.wrap(runner, "ModelRunner.forward", around(self._forward))
         hooks.wrap(worker, "select_top_k_tokens", around(self._choices))
+        if BACKEND in sys.modules:
+            for name in ("forward_decode", "forward_extend"):
+                hooks.wrap(sys.modules[BACKEND], f"TritonAttnBackend.{name}", around(self._attends))
         if release.sample is not None:
             hooks.wrap(sys.modules[release.sample[0]], release.sample[1], around(self._masks))
         inside: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -90,7 +104,13 @@ class Sites:
             (parallel, "GroupCoordinator.all_gather", self._gathered),
         ]
         loader = sys.modules.get(WEIGHTS[0])  # until 0.5.16 the model runner loads them itself
-        inside.append((loader, WEIGHTS[1], self._weights) if loader else (runner, RUNNER_WEIGHTS, self._weights))
+        updates = (loader, WEIGHTS[1]) if loader else (runner, "ModelRunner")
+        inside += [(updates[0], f"{updates[1]}.{name}", self._weights) for name in UPDATES]
+        if adapters := sys.modules.get(ADAPTERS[0]):
+            inside.append((adapters, ADAPTERS[1], self._adapters))
+        updater = getattr(scheduler, "weight_updater", None)
+        if updater is not None:  # it keeps the method that it calls
+            updater.flush_cache = partial(self._flush, updater.flush_cache)
         pages = sys.modules.get(release.sample[0]) if release.sample else None
         if hasattr(pages, TAIL_COPIER):  # 0.5.13 and later
             inside.append((pages, TAIL_COPIER, self._tails))
@@ -180,13 +200,42 @@ class Sites:
         if "skip" in acts and phase in mutants.outputs:  # else there is nothing to give in its place yet
             acts["skip"].fired += 1
             return mutants.outputs[phase]
+        self._plans = {}
         with replaced(forward_batch, self._inputs(forward_batch, phase, step, busy=busy)), self._head(runner, phase):
+            self._place = (phase, step, mutants.shares(phase, len(forward_batch.input_ids))) if busy else None
             output = original(runner, forward_batch, *args, **kwargs)
             if "twice" in acts:
                 acts["twice"].fired += 1
                 output = original(runner, forward_batch, *args, **kwargs)
-        mutants.outputs[phase] = output
+        mutants.outputs[phase], self._place = output, None
         return output
+
+    def _attends(
+        self, original: Original, backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kw: Any
+    ) -> Any:
+        """A layer's attention, by another plan: the same for every layer that goes by one."""
+        if self._place is None or not self._mutants.at("plan", self._place[0], step=self._place[1]):
+            return original(backend, q, k, v, layer, *args, **kw)
+        own = backend.forward_metadata
+        if id(own) not in self._plans:
+            pool = getattr(backend, "token_to_kv_pool", None) or args[0].token_to_kv_pool  # until 0.5.12
+            self._plans[id(own)] = own, self._planned(own, pool.get_key_buffer(layer.layer_id))
+        backend.forward_metadata = self._plans[id(own)][1]
+        try:
+            return original(backend, q, k, v, layer, *args, **kw)
+        finally:
+            backend.forward_metadata = own
+
+    def _planned(self, own: Any, keys: torch.Tensor) -> Any:
+        assert self._place is not None
+        phase, step, shares = self._place
+        values = {"slots": own.kv_indices, "starts": own.kv_indptr, "keys": keys}
+        changed = self._mutants.apply("plan", values, phase=phase, step=step, shares=shares)
+        if "keys" in changed:
+            keys.copy_(changed["keys"])
+        plan = copy.copy(own)
+        plan.kv_indices, plan.kv_indptr = changed.get("slots", own.kv_indices), changed.get("starts", own.kv_indptr)
+        return plan
 
     @contextmanager
     def _head(self, runner: Any, phase: str) -> Iterator[None]:
@@ -222,8 +271,22 @@ class Sites:
     # -- weights -----------------------------------------------------------------------------------------------
 
     def _weights(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
-        changed = self._mutants.apply("weights", {"loads": torch.ones(1, dtype=torch.bool)})
+        runner = getattr(owner, "get_model_runner", lambda: owner)()
+        draft = torch.tensor([bool(getattr(runner, "is_draft_worker", False))])
+        changed = self._mutants.apply("weights", {"loads": torch.ones(1, dtype=torch.bool), "draft": draft})
         return (True, "not loaded by a mutant") if "loads" in changed else original(owner, *args, **kwargs)
+
+    def _adapters(self, original: Original, manager: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        known = list(dict.fromkeys(one for one in forward_batch.lora_ids if one is not None))
+        ids = torch.tensor([-1 if one is None else known.index(one) for one in forward_batch.lora_ids])
+        phase = "VERIFY" if forward_batch.forward_mode.is_target_verify() else "PREFILL"
+        if "ids" in (changed := self._mutants.apply("adapters", {"ids": ids}, phase=phase)):
+            forward_batch.lora_ids = [None if one < 0 else known[one] for one in changed["ids"].tolist()]
+        return original(manager, forward_batch, *args, **kwargs)
+
+    def _flush(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        changed = self._mutants.apply("flush", {"empties": torch.ones(1, dtype=torch.bool)})
+        return True if "empties" in changed else original(*args, **kwargs)
 
     # -- what ranks exchange -----------------------------------------------------------------------------------
 

@@ -39,18 +39,21 @@ class DpProbe:
             if recorder.round is not None:
                 phase = self._probe.phase_of(runner, forward_batch)
                 state = state_of(forward_batch) if runner.is_draft_worker else {"width": -1, "dtype": ""}
-                recorder.put(
-                    {
-                        "ev": "state",
-                        "round": recorder.round.index,
-                        "phase": phase,
-                        "step": recorder.step if phase == "DRAFT" else 0,
-                        "idle": not recorder.round.rids,
-                        "rows": int(forward_batch.input_ids.shape[0]),
-                        "announced": announced(forward_batch),
-                        **state,
-                    }
-                )
+                message = {
+                    "ev": "state",
+                    "round": recorder.round.index,
+                    "phase": phase,
+                    "step": recorder.step if phase == "DRAFT" else 0,
+                    "idle": not recorder.round.rids,
+                    "rows": int(forward_batch.input_ids.shape[0]),
+                    "announced": announced(forward_batch),
+                    **state,
+                }
+                recorder.put(message)
+                result = original(runner, forward_batch, *args, **kwargs)
+                mode = getattr(forward_batch, "dp_padding_mode", None)  # decided on the way
+                message["padding"] = "" if mode is None else str(mode.name)
+                return result
             return original(runner, forward_batch, *args, **kwargs)
 
         return forward

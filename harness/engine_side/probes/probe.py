@@ -14,12 +14,14 @@ import numpy as np
 
 from ...both_sides.compat import Release
 from ..hooks import HookRegistry
+from .attention_probe import AttentionProbe
 from .captured_graph import CapturedGraph
 from .graph_probe import GraphProbe
 from .names import CHAIN_CHOOSER, TRIVIAL_VERIFY, read_batch
 from .recorder import Recorder, ints
 from .snapshot import Copy, Tensors, inputs_of, outputs_of
 from .verify_probe import VerifyProbe
+from .window_probe import window_of
 
 Original = Callable[..., Any]
 
@@ -28,13 +30,22 @@ class Probe:
     """Installs every hook of one release in one scheduler process."""
 
     def __init__(
-        self, recorder: Recorder, release: Release, graphs: GraphProbe | None = None, *, adaptive: bool = False
+        self,
+        recorder: Recorder,
+        release: Release,
+        graphs: GraphProbe | None = None,
+        *,
+        adaptive: bool = False,
+        receives: bool = False,
     ) -> None:
+        """adaptive: steps change from round to round. receives: KV arrives from another engine."""
         self.recorder = recorder
         self.release = release
         self.graphs = graphs
         self.hooks = HookRegistry() if graphs is None else graphs.hooks
         self._verify = VerifyProbe(recorder, release, self.hooks)
+        rows = recorder.staging is None and graphs is None and not receives
+        self._attention = AttentionProbe(recorder, self.hooks, rows=rows)
         self._replays = 0
         #: whether a draft extend leaves requests out and packs the rows of the others
         self._packs = release.generation == "v1"
@@ -69,6 +80,7 @@ class Probe:
             wrap(module, CHAIN_CHOOSER, self._choose_chain)
         self._verify.install()
         wrap(runner, "ModelRunner.forward", self._forward)
+        self._attention.install()
         if self.graphs is not None:
             self.graphs.wanted = lambda: self.recorder.round is not None
             self.graphs.on_replay = self._replayed
@@ -216,19 +228,31 @@ class Probe:
             live = bool(recorder.round.rids)
             replays, is_draft = self._replays, bool(runner.is_draft_worker)
             if live:  # an idle rank has no rows
+                if not is_draft:
+                    self._window(runner, forward_batch, phase)
                 self._goes_in(
                     inputs_of(forward_batch.input_ids, forward_batch.positions, forward_batch, is_draft=is_draft)
                 )
+                self._attention.begins()
             output = original(runner, forward_batch, *args, **kwargs)
             if self._replays == replays:  # else a graph ran, and what happened inside it is recorded
                 self._entered(phase)
                 if live:
-                    facts = {"phase": phase, "step": step, "mapped": self._mapped and is_draft}
-                    recorder.note("forward", self._went_in(), self._comes_out(output.logits_output), **facts)
+                    read, how = self._attention.ends()
+                    facts = {"phase": phase, "step": step, "mapped": self._mapped and is_draft, **how}
+                    recorder.note("forward", self._went_in(), self._comes_out(output.logits_output), read, **facts)
             self._inputs = None
             return output
 
         return forward
+
+    def _window(self, runner: Any, forward_batch: Any, phase: str) -> None:
+        """What the requests hold in the pool of layers with sliding windows, where there is one."""
+        current = self.recorder.round
+        held = window_of(runner, forward_batch, prompt=phase == "PREFILL")
+        if held is not None and current is not None:
+            place = {"ev": "window", "round": current.index, "rids": current.rids, "attempts": current.attempts}
+            self.recorder.put(place | {"phase": phase, "window": int(runner.sliding_window_size) + 1} | held)
 
     def _goes_in(self, inputs: Tensors) -> None:
         """Copied at once; where there are graphs, only once a model really runs, since a graph keeps its own."""

@@ -61,6 +61,7 @@ class Recorder:
         self.last_said: list[dict[str, Any]] = []
         #: target id of each draft id, int64 [V'], where they differ; reported once a scenario
         self._target_ids: np.ndarray | None = None
+        self.scenarios = 0  # begun so far
         self._rounds = 0
         self._lives: dict[str, _Life] = {}
         self._layouts = Layouts()
@@ -72,6 +73,7 @@ class Recorder:
     def begin(self) -> None:
         """Forget the previous scenario."""
         self.take(all_of_them=True)
+        self.scenarios += 1
         self._rounds = 0
         self._lives = {}
         self._decoding = None
@@ -145,8 +147,8 @@ class Recorder:
 
     def _advance(self, rid: str, mode: str, start: int) -> int:
         life = self._lives.setdefault(rid, _Life())
-        begins = mode in ("PREFILL", "PREBUILT")  # from a prompt, or from what another engine hands over
-        if begins and life.reached >= 0 and (life.decoding or start != life.reached):
+        handed = mode == "PREBUILT"  # by another engine, whole
+        if (handed or mode == "PREFILL") and life.reached >= 0 and (handed or life.decoding or start != life.reached):
             life.attempt += 1
             life.decoding = False
         if mode == "DECODE":

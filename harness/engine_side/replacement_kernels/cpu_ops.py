@@ -7,6 +7,7 @@ indices, positions and masks stay SGLang's.
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import inspect
@@ -14,7 +15,6 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -111,6 +111,11 @@ class _StubFinder(importlib.abc.MetaPathFinder):
         return None
 
 
+def _unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A factory of torch that pins nothing."""
+    return lambda *args, pin_memory=False, **kwargs: make(*args, **kwargs)
+
+
 def _on_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """A factory of torch that takes device "cuda" for the CPU."""
 
@@ -144,10 +149,12 @@ class CpuOps:
         self.applied.append(Replacement(operation, by, subject, reason))
 
     def _apply(self, what: str, argument: str, attention: str) -> Callable[[types.ModuleType], None]:
+        refused = self._padded and argument == "decode_attention_fwd"  # by SGLang's own kernel: F-008
+
         def act(module: types.ModuleType) -> None:
             if what in KERNELS:
                 self._replace(module, what)
-            elif what != "attention" or attention != "interpreted":
+            elif what != "attention" or attention != "interpreted" or refused:
                 getattr(self, f"_patch_{what}")(module, argument)
 
         return act
@@ -168,13 +175,12 @@ class CpuOps:
             self._note(f"torch.cuda.{name} (for {module.__name__})", "no-op", "none", "called without a device check")
 
     def _patch_unpinned(self, module: types.ModuleType, argument: str) -> None:
-        def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
-            return torch.tensor(*args, **kwargs)
-
-        module.torch = _Torch(tensor=tensor)  # type: ignore[attr-defined]
-        self._note(
-            f"{module.__name__}: torch.tensor(pin_memory=)", "no-op", "none", "there is nothing to pin memory for"
-        )
+        why = "there is nothing to pin memory for"
+        module.torch = _Torch(tensor=_unpinned(torch.tensor), zeros=_unpinned(torch.zeros))  # type: ignore[attr-defined]
+        self._note(f"{module.__name__}: torch.tensor(pin_memory=)", "no-op", "none", why)
+        if argument:
+            torch.Tensor.pin_memory = lambda pinned, *_args: pinned  # type: ignore[method-assign]
+            self._note(f"Tensor.pin_memory (for {module.__name__})", "no-op", "none", why)
 
     def _patch_cpu_device(self, module: types.ModuleType, argument: str) -> None:
         module.torch = _Torch(empty=_on_cpu(torch.empty), full=_on_cpu(torch.full))  # type: ignore[attr-defined]
@@ -238,11 +244,7 @@ class CpuOps:
         """
         owner, makes = getattr(module, argument), getattr(module, "_allocate_token_bitmask", None)
         if makes is not None and "is_pin_memory_available" not in inspect.getsource(makes):
-
-            def full(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
-                return torch.full(*args, **kwargs)
-
-            module.torch = _Torch(full=full)  # type: ignore[attr-defined]
+            module.torch = _Torch(full=_unpinned(torch.full))  # type: ignore[attr-defined]
             what = f"{module.__name__}: torch.full(pin_memory=)"
             self._note(what, "no-op", "none", "there is nothing to pin memory for")
         if '"cpu"' in inspect.getsource(owner.apply_vocab_mask):
@@ -314,12 +316,13 @@ class CpuOps:
 
     def _patch_attention(self, module: types.ModuleType, argument: str) -> None:
         kernels: dict[str, Callable[..., None]] = {
-            "decode_attention_fwd": partial(decode_attention, padded=self._padded),
+            "decode_attention_fwd": functools.partial(decode_attention, padded=self._padded),
             "extend_attention_fwd": extend_attention,
         }
-        ours = kernels[argument]
-        signature = inspect.signature(getattr(module, argument))
+        ours, theirs = kernels[argument], getattr(module, argument)
+        signature = inspect.signature(theirs)
 
+        @functools.wraps(theirs)
         def call(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from .files import CHANGE_PAGES, RULES, NotServed, Room, Want, read_items, settle_device, write_items
@@ -37,6 +38,9 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
     class Manager(conn.BaseKVManager):
         """What is known of the other side: one prefill engine with one rank."""
 
+        #: 0.5.23 keeps what an aborted request was to be written to until nobody can write there any more.
+        enable_deferred_decode_kv_release = supports_deferred_decode_kv_release = True
+
         def __init__(self, args: Any, mode: Any, server_args: Any, is_mla_backend: bool = False) -> None:
             self.kv_args = args
             self.disaggregation_mode = mode
@@ -47,6 +51,13 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
             return True
 
         def register_to_bootstrap(self) -> None:
+            pass
+
+        def is_abort_release_safe(self, room: int, required_acks: int) -> bool:
+            """Whether nothing of an aborted request is on its way any more."""
+            return room not in RULES.late
+
+        def clear_deferred_abort_state(self, room: int) -> None:
             pass
 
         def submit_prefill_recompute(self, *args: Any, **kwargs: Any) -> None:
@@ -126,7 +137,7 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
                 return int(poll.Bootstrapping)
             if not self.done:
                 return int(poll.WaitingForInput)
-            if self.bootstrap_room in RULES.held:
+            if self.bootstrap_room in RULES.held | RULES.late:
                 return int(poll.Transferring)
             return self._conclude(poll.Success)
 
@@ -145,12 +156,17 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
         def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int | None = None, **kwargs: Any) -> None:
             self.kv_mgr, self.bootstrap_room = mgr, bootstrap_room
             self.room = Room(folder, bootstrap_room or 0)
-            self.require_staging = self.abort_notified = self.ready = False
+            self.require_staging = self.ready = False
             self.bootstrap_infos: list[Any] = []
             self.want: Want | None = None
 
         def init(self, prefill_dp_rank: int, **kwargs: Any) -> None:
             self.ready = True
+
+        @property
+        def abort_notified(self) -> bool:
+            """Whether the prefill side was told to stop and has not said yet that it did."""
+            return self.bootstrap_room in RULES.late
 
         def send_metadata(
             self,
@@ -163,13 +179,14 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
             row = -1 if aux_index is None else int(aux_index)
             self.want = Want([int(page) for page in kv_indices], row, int(decode_prefix_len or 0))
             self.room.ask(self.want)
+            RULES.lands[self.room.number] = partial(self._take, self.want)
 
         def _polled(self) -> int:
             if not self.ready:
                 return int(poll.Bootstrapping)
             if self.want is None:
                 return int(poll.WaitingForInput)
-            away = self.bootstrap_room in RULES.held or self.bootstrap_room in RULES.dropped
+            away = self.bootstrap_room in RULES.held | RULES.dropped | RULES.late
             if away or not self.room.complete():
                 return int(poll.Transferring)
             self._take(self.want)
@@ -191,7 +208,7 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
             self.room.close()
 
         def ensure_abort_notified(self, **kwargs: Any) -> None:
-            """Nobody writes into this side's memory but itself."""
+            """Nobody writes into this side's memory but itself, when a scenario lets what is late land."""
 
     class Bootstrap(conn.BaseKVBootstrapServer):
         """There is nobody to be found: both sides know the folder."""

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,19 +36,26 @@ class Rules:
     held: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)
+    #: what was sent and cannot be taken back, and on the decode side what writes it where that asked for it
+    late: set[int] = field(default_factory=set)
+    lands: dict[int, Callable[[], None]] = field(default_factory=dict)
 
     def apply(self, what: str, rooms: list[int]) -> None:
-        """Raises RuleError for anything but hold, release, fail, drop."""
-        sets = {"hold": self.held, "fail": self.failed, "drop": self.dropped}
+        """Raises RuleError for anything but hold, release, fail, drop, late, land."""
+        sets = {"hold": self.held, "fail": self.failed, "drop": self.dropped, "late": self.late}
         if what == "release":
             self.held -= set(rooms)
+        elif what == "land":
+            for room in rooms:
+                self.lands.get(room, lambda: None)()
+                self.late.discard(room)
         elif what in sets:
             sets[what].update(rooms)
         else:
-            raise RuleError(f"unknown rule {what!r}; allowed: hold, release, fail, drop")
+            raise RuleError(f"unknown rule {what!r}; allowed: hold, release, fail, drop, late, land")
 
     def clear(self) -> None:
-        for rooms in (self.held, self.failed, self.dropped):
+        for rooms in (self.held, self.failed, self.dropped, self.late, self.lands):
             rooms.clear()
 
 
@@ -70,7 +78,7 @@ class Room:
     """One request's corner of the folder. Files appear whole: written under another name and renamed."""
 
     def __init__(self, root: str, room: int) -> None:
-        self._folder = Path(root, str(room))
+        self.number, self._folder = room, Path(root, str(room))
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def ask(self, want: Want) -> None:

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cases.checkpoints import Checkpoint
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import SpecConfig
 from reference.attention import Kept, Sight
 from reference.draft import Forced, Reading, draft, rotate
 from reference.model import Head
+from reference.pairs import load_pair
 from reference.session import ReferenceSession
 
 #: Decode rows counted after a prompt: later ones hardly see the prompt's chunks any more.
@@ -67,9 +69,10 @@ def random_prompts(
 
 @torch.inference_mode()
 def measure(
-    head: Head, *, prompts: int = 24, chunk: int = 16, k: int = 3, new_tokens: int = 32, seed: int = 1
+    pair: Checkpoint, *, prompts: int = 24, chunk: int = 16, k: int = 3, new_tokens: int = 32, seed: int = 1
 ) -> Measurement:
     """Count over random prompts of 3 … 150 tokens; accept lengths, sensitivities, margins and variety."""
+    _, head = load_pair(pair.target, pair.draft)
     session = ReferenceSession(
         head.target,
         head,

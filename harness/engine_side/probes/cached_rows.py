@@ -1,0 +1,61 @@
+"""Whether rows of the KV cache are still what was written there: the engine's own cache, compared with itself.
+
+A wrong row in the cache shows in whatever attends it, rows later. So each forward notes the bits of what it writes in
+the layer that is looked at, and the next ones compare those of the slots that they read. No row is kept: one number
+stands for its bits.
+
+Engine side: torch only. It must not write to the cache. It knows of forwards alone: whoever else may write, as what is
+moved or arrives does, must be told of by `lost`, or it would look like damage.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+class CachedRows:
+    """Of each layer's buffer, by where it lies in memory: the bits of its rows, and which of these are known."""
+
+    def __init__(self) -> None:
+        self._bits: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def forget(self) -> None:
+        """Nothing is known any more: another scenario begins."""
+        self._bits = {}
+
+    def changed(
+        self, buffers: tuple[torch.Tensor, torch.Tensor], written: torch.Tensor, read: torch.Tensor
+    ) -> torch.Tensor:
+        """Of slots that are read, int64 [w], whether each holds something else than was written: bool [w].
+
+        buffers: keys and values of a layer, which now hold `written` too. What has changed is said once.
+        """
+        bits, known = self._of(buffers)
+        bits[written], known[written] = _bits(buffers, written), True
+        now = _bits(buffers, read)
+        found = known[read] & (bits[read] != now)
+        bits[read], known[read] = now, True
+        return found
+
+    def lost(self, buffers: tuple[torch.Tensor, torch.Tensor], slots: torch.Tensor) -> None:
+        """Somebody else may write here before they are read."""
+        self._of(buffers)[1][slots] = False
+
+    def _of(self, buffers: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        place, size = buffers[0].data_ptr(), len(_rows(buffers[0]))
+        if place not in self._bits:
+            self._bits[place] = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.bool)
+        return self._bits[place]
+
+
+def _rows(buffer: torch.Tensor) -> torch.Tensor:
+    """[slots, heads, d], whatever pages there are."""
+    return buffer.flatten(0, -3)
+
+
+def _bits(buffers: tuple[torch.Tensor, torch.Tensor], slots: torch.Tensor) -> torch.Tensor:
+    """int64 [w]: the sum of the bits of each slot's keys and values, taken as whole numbers."""
+    whole = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+    parts = [_rows(buffer)[slots].flatten(1).contiguous() for buffer in buffers]
+    sums = [part.view(whole[part.element_size()]).sum(dim=1, dtype=torch.int64) for part in parts]
+    return sums[0] + 3 * sums[1]
