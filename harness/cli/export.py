@@ -23,8 +23,6 @@ from harness.engines import envs
 from harness.engines.launch import build_launch
 from reports.prose import say
 
-#: A failure that every machine can have.
-
 
 @guarded
 def command(
