@@ -106,7 +106,7 @@ def _features(pairs: Pairs, wrong: Floats, truth: Floats) -> str:
 
 
 def _of_another_round(pairs: Pairs, place: int, wrong: Floats) -> str:
-    """Whether the request was given, or left, this state in another round; in half precision others would pass for it."""
+    """Whether the request was given, or left, this state in another round; in half precision others pass for it."""
     assert pairs.evidence.reference is not None
     if pairs.budget.dtype != "float32":
         return ""
