@@ -84,8 +84,8 @@ def exported(one: ScenarioResult, launch: Launch, *, name: str, form: str) -> st
         finding, show = _shown(one, roots, release)
         signature, what = finding.signature, describe(finding.first, one.scenario, finding=finding)
     else:  # it did not boot, and is known for it
-        signature = what = refused[0]
-        show = {"kind": "end", "error": _words(refused[0].rpartition("Error: ")[2]), "site": ""}
+        signature, error = refused[0], refused[0].rpartition("Error: ")[2].splitlines()[0]
+        what, show = f"the engine does not start: {error}", {"kind": "end", "error": _words(error), "site": ""}
     rows = carried.rows(launch.boot, sampled=any(not each.greedy for each in one.scenario.requests))
     row = carried.row_of(launch.boot)
     recipe = checkpoints.RECIPES[checkpoints.on_device(one.scenario.checkpoint, device)]
