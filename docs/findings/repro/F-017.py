@@ -1,4 +1,4 @@
-"""F-013: A request that the decode side takes back resumes with the draft state it arrived with
+"""F-017: Multi-layer MTP: a hand-over moves the draft KV of the first layer only
 
 draft extend values differ: request a on DP rank 0, committed length 7, round 2, layer 1 of 3, row 1
   mismatched elements: 64 / 64 (100.0 %); hidden_out off
