@@ -102,10 +102,10 @@ RECIPES: dict[str, Recipe] = {
         StepRecipe(name="mtp-chained", seed=20260202),
         # Sliding windows: of the target alone, and of target and draft.
         GptOssRecipe(name="oss-tiny", seed=20250807),
-        WindowedRecipe(name="mtp-window", seed=20251216),
+        WindowedRecipe(name="mtp-window", seed=20251218, upper_gain=0.03),
         # The same with windows shorter than a draft.
         GptOssRecipe(name="oss-narrow", seed=20250808, window=3),
-        WindowedRecipe(name="mtp-narrow", seed=20251217, window=2),
+        WindowedRecipe(name="mtp-narrow", seed=20251219, upper_gain=0.03, window=2),
         # Targets that SGLang can run under DP attention; the second draft is wider than its target. Its own states fill
         # half of its width, so the copying heads take more of them away than of features: hence its state_gain.
         Qwen3Recipe(name="qwen3-tiny", seed=20250601),

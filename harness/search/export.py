@@ -76,7 +76,7 @@ def exported(one: ScenarioResult, launch: Launch, *, name: str, form: str) -> st
     if not roots and not refused:
         raise UsageError(
             f"{one.folder} shows no failure: there is nothing to export\n"
-            "  look for one that does:  eaglecheck run, or the folders reproducers/* of a run that failed"
+            "  a failure is in reproducers/ of its run; make one:  eaglecheck run --engine 0.5.11 --scenario pr25015"
         )
     device, release = str(launch.boot["device"]), str(launch.boot["release"])
     _check(one)
