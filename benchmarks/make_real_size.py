@@ -17,11 +17,14 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+
+from cases import llama_weights
+from cases.recipes import Recipe
 
 #: The logit of the usual successor, the same where a token follows itself, and how random logits spread.
 LEAN, TIED_LEAN, SPREAD = 24.0, 14.0, 3.0
@@ -35,106 +38,79 @@ DRAFT_VOCAB = 32000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """A published target and the kind of its head."""
+class Shape(Recipe):
+    """A published target and the kind of its head. tied: whether embedding and output are one."""
 
-    architecture: str
-    model_type: str
-    vocab: int
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    tied: bool
-    theta: float
-    eps: float
-    positions: int
-    eagle3: bool
+    seed: int = 0
+    head_dim: int = 128
+    heads: int = 32
+    kv_heads: int = 8
+    rope_theta: float = 500000.0
+    max_position: int = 131072
+    eps: float = 1e-5
+    tied: bool = False
+    eagle3: bool = True
     rotation: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3Shape(Shape):
+    """The same of a Qwen3."""
+
+    target_architecture: ClassVar[str] = "Qwen3ForCausalLM"
+    target_type: ClassVar[str] = "qwen3"
 
 
 LLAMA3 = {"high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
 LLAMA3 |= {"rope_type": "llama3"}  # type: ignore[dict-item]
 SHAPES = {
-    "llama-1b": Shape(
-        architecture="LlamaForCausalLM",
-        model_type="llama",
-        vocab=128256,
-        hidden=2048,
-        intermediate=8192,
-        layers=16,
-        heads=32,
-        kv_heads=8,
-        head_dim=64,
-        tied=True,
-        theta=500000.0,
-        eps=1e-5,
-        positions=131072,
-        eagle3=False,
-        rotation={**LLAMA3, "factor": 32.0},
-    ),
-    "qwen3-4b": Shape(
-        architecture="Qwen3ForCausalLM",
-        model_type="qwen3",
-        vocab=151936,
-        hidden=2560,
-        intermediate=9728,
-        layers=36,
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        tied=True,
-        theta=1000000.0,
-        eps=1e-6,
-        positions=40960,
-        eagle3=True,
-    ),
-    "llama-8b": Shape(
-        architecture="LlamaForCausalLM",
-        model_type="llama",
-        vocab=128256,
-        hidden=4096,
-        intermediate=14336,
-        layers=32,
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        tied=False,
-        theta=500000.0,
-        eps=1e-5,
-        positions=131072,
-        eagle3=True,
-        rotation={**LLAMA3, "factor": 8.0},
-    ),
+    shape.name: shape
+    for shape in (
+        Shape(
+            name="llama-1b",
+            vocab=128256,
+            hidden=2048,
+            intermediate=8192,
+            layers=16,
+            head_dim=64,
+            tied=True,
+            eagle3=False,
+            rotation={**LLAMA3, "factor": 32.0},
+        ),
+        Qwen3Shape(
+            name="qwen3-4b",
+            vocab=151936,
+            hidden=2560,
+            intermediate=9728,
+            layers=36,
+            rope_theta=1000000.0,
+            max_position=40960,
+            eps=1e-6,
+            tied=True,
+        ),
+        Shape(
+            name="llama-8b",
+            vocab=128256,
+            hidden=4096,
+            intermediate=14336,
+            layers=32,
+            rotation={**LLAMA3, "factor": 8.0},
+        ),
+    )
 }
 
 
 def config(shape: Shape, *, plain: bool = False) -> dict[str, Any]:
     """config.json of the target."""
-    found = {
-        "architectures": [shape.architecture],
-        "attention_bias": False,
+    return llama_weights.config(shape, layers=shape.layers) | {
         "bos_token_id": shape.vocab - 3,
         "eos_token_id": shape.vocab - 1,  # nothing leans towards it
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "max_position_embeddings": shape.positions,
-        "model_type": shape.model_type,
-        "num_attention_heads": shape.heads,
-        "num_hidden_layers": shape.layers,
-        "num_key_value_heads": shape.kv_heads,
         "rms_norm_eps": shape.eps,
         "rope_scaling": None if plain else shape.rotation,
-        "rope_theta": shape.theta,
         "tie_word_embeddings": shape.tied,
         "torch_dtype": "bfloat16",
-        "vocab_size": shape.vocab,
+        **({"use_sliding_window": False} if isinstance(shape, Qwen3Shape) else {}),
     }
-    return found | ({"mlp_bias": False} if shape.model_type == "llama" else {"use_sliding_window": False})
 
 
 def draft_config(shape: Shape, architecture: str) -> dict[str, Any]:
@@ -185,7 +161,7 @@ def layer(
 ) -> None:
     """One decoder layer. gain: how much it adds; heavy: columns with large values; width: what attention reads."""
     h, wide, narrow = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    read, qwen = width or h, shape.architecture == "Qwen3ForCausalLM" and width is None
+    read, qwen = width or h, isinstance(shape, Qwen3Shape) and width is None
     sharp = 1.6 / math.sqrt(read)
     to.put(f"{prefix}self_attn.q_proj.weight", to.random(wide, read, std=sharp))
     to.put(f"{prefix}self_attn.k_proj.weight", to.random(narrow, read, std=sharp))

@@ -84,9 +84,9 @@ RECIPES: dict[str, Recipe] = {
         Recipe(name="eagle-tiny", seed=20240626),
         # What an engine of such a pair is given for new weights: the same shapes, another map of tokens too.
         Recipe(name="eagle-next", seed=20240628),
-        Eagle3Recipe(name="eagle3-next", seed=20250308),
-        MtpRecipe(name="mtp-next", seed=20241227),
-        LatentRecipe(name="mla-next", seed=20241229),
+        Eagle3Recipe(name="eagle3-next", seed=20250309),
+        MtpRecipe(name="mtp-next", seed=20241230),
+        LatentRecipe(name="mla-next", seed=20241231),
         # Attention kernels for GPUs are built for head widths from 64 up.
         Recipe(name="eagle-head64", seed=20240627, hidden=128, intermediate=256, head_dim=64),
         Eagle3Recipe(name="eagle3-tiny", seed=20250303),
@@ -102,10 +102,10 @@ RECIPES: dict[str, Recipe] = {
         StepRecipe(name="mtp-chained", seed=20260202),
         # Sliding windows: of the target alone, and of target and draft.
         GptOssRecipe(name="oss-tiny", seed=20250807),
-        WindowedRecipe(name="mtp-window", seed=20251216),
+        WindowedRecipe(name="mtp-window", seed=20251218, upper_gain=0.03),
         # The same with windows shorter than a draft.
         GptOssRecipe(name="oss-narrow", seed=20250808, window=3),
-        WindowedRecipe(name="mtp-narrow", seed=20251217, window=2),
+        WindowedRecipe(name="mtp-narrow", seed=20251219, upper_gain=0.03, window=2),
         # Targets that SGLang can run under DP attention; the second draft is wider than its target. Its own states fill
         # half of its width, so the copying heads take more of them away than of features: hence its state_gain.
         Qwen3Recipe(name="qwen3-tiny", seed=20250601),
@@ -170,7 +170,11 @@ RECIPES: dict[str, Recipe] = {
 
 #: Pairs whose draft and norms are moved, see `cases.stirred`.
 STIRRED = frozenset(
-    name for name, recipe in RECIPES.items() if "-apart" in name or isinstance(recipe, GptOssRecipe | WindowedRecipe)
+    name
+    for name, recipe in RECIPES.items()
+    if "-apart" in name
+    or name in ("eagle3-next", "mtp-next", "mla-next")  # so that a norm that is not updated shows
+    or isinstance(recipe, GptOssRecipe | WindowedRecipe)
 )
 #: What makes the pair of a kind of recipe.
 KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {

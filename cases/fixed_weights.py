@@ -28,7 +28,7 @@ def weight_shapes(boot: Boot) -> list[Scenario]:
         boot_program, prefix=f"{boot.name}-", checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine
     )
     first, second = request("a", 12, seed=41, new=14), request("b", 9, seed=42, new=12)
-    again, third = request("c", 12, seed=41, new=10), request("d", 20, seed=43, new=14)
+    again, third = request("c", 12, seed=41, new=10), request("d", 20, seed=43, new=17)
     found = [
         program(
             f"{source}-{selector}",

@@ -108,9 +108,7 @@ def _rotation(raw: Raw, *, share: float = 1.0, interleaved: bool = False) -> Rot
 
 
 def _heads(raw: Raw, rotation: Rotation, **more: Any) -> Heads:
-    config = read_sizes(raw)
-    own = {name: getattr(config, name) for name in ("hidden", "heads", "kv_heads", "head_dim", "eps")}
-    return Heads(rotation=rotation, **own, **more)
+    return Heads.of(read_sizes(raw), rotation, **more)
 
 
 def _same(heads: Heads) -> Callable[[Weights, str, int | None], Attends]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from reference.attention import Kept, KeyValues, Sight, attend
-from reference.checkpoint import Weights
+from reference.checkpoint import Config, Weights
 from reference.model import linear, rms_norm
 from reference.rotation import Rotation
 
@@ -45,6 +46,12 @@ class Heads:
     width: int | None = None
     window: int | None = None
     sinks: bool = False
+
+    @staticmethod
+    def of(config: Config, rotation: Rotation, **more: Any) -> Heads:
+        """Of a config's sizes. more: what the architecture adds."""
+        own = {name: getattr(config, name) for name in ("hidden", "heads", "kv_heads", "head_dim", "eps")}
+        return Heads(rotation=rotation, **own, **more)
 
     def seeing(self, window: int | None) -> Heads:
         """The same with another window."""

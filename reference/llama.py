@@ -24,8 +24,7 @@ from reference.rotation import read_rotation
 def heads_of(config: Config, keys: Keys, **more: bool) -> Heads:
     """A layer's attention: sizes and rotation of a config, and what the architecture adds (see Heads)."""
     keys.refuse("partial_rotary_factor", but=1.0, why="published models of this architecture turn whole heads")
-    own = {name: getattr(config, name) for name in ("hidden", "heads", "kv_heads", "head_dim", "eps")}
-    return Heads(rotation=read_rotation(keys, head_dim=config.head_dim), **own, **more)
+    return Heads.of(config, read_rotation(keys, head_dim=config.head_dim), **more)
 
 
 def _llama(config: Config, keys: Keys) -> Heads:

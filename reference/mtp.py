@@ -114,17 +114,8 @@ def mtp_layer(
 ) -> DecoderLayer:
     """A layer of a target, or of one depth."""
     gated = config.architecture == STEP_ARCHITECTURE
-    heads = Heads(
-        hidden=config.hidden,
-        heads=config.heads,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        eps=config.eps,
-        rotation=Rotation(frequencies=plain_frequencies(config.head_dim, config.rope_theta)),
-        normed=gated,
-        head_gated=gated,
-        window=window,
-    )
+    rotation = Rotation(frequencies=plain_frequencies(config.head_dim, config.rope_theta))
+    heads = Heads.of(config, rotation, normed=gated, head_gated=gated, window=window)
     return llama_layer(weights, prefix, heads, intermediate=config.intermediate, post_norm=post_norm)
 
 
@@ -210,16 +201,10 @@ class MtpHead:
         return states[self.target.layers]
 
 
-def load_mimo_target(
-    path: Path,
-    dtype: torch.dtype = torch.float32,
-    *,
-    held: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
-) -> PaperTarget:
+def load_mimo_target(path: Path, dtype: torch.dtype, *, held: torch.dtype, device: torch.device | str) -> PaperTarget:
     """The main model of a MiMo-V2 folder; CheckpointError if it is not one, or not one this reference builds."""
     config, windows = read_mimo(path)
-    weights = Weights(path, held or dtype, device)
+    weights = Weights(path, held, device)
     return PaperTarget(weights, config, stack=_stack(weights, config, windows)).computing(dtype)
 
 
@@ -303,16 +288,10 @@ class StepLayer(MtpLayer):
         return linear(rms_norm(g, self.final_norm, self.eps), self.head)
 
 
-def load_step_target(
-    path: Path,
-    dtype: torch.dtype = torch.float32,
-    *,
-    held: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
-) -> PaperTarget:
+def load_step_target(path: Path, dtype: torch.dtype, *, held: torch.dtype, device: torch.device | str) -> PaperTarget:
     """The main model of a Step-3.5 folder; CheckpointError if it is not one, or not one this reference builds."""
     config = read_step(path)
-    weights = StepWeights(path, held or dtype, device)
+    weights = StepWeights(path, held, device)
     return StepTarget(weights, config, stack=_stack(weights, config, [None] * config.layers)).computing(dtype)
 
 

@@ -97,6 +97,31 @@ def test_leak_and_double_free_are_found(made, free, evictable, hint):
     assert found == ({("LEAK", "ledger", "IDLE", hint): 1} if hint else {})
 
 
+@pytest.mark.parametrize(
+    ("words", "held", "hint"),
+    [
+        ("pool memory leak detected! [full] total=9, available=3, evictable=2, protected=0, session_held=0", 5, "lost"),
+        ("Full Pool Mem Leak Detected! [full] total=9, available=9, evictable=1", 10, "freed-twice"),
+        ("req_to_token_pool memory leak detected!available_size=8, session_held=0, total_size=9\n", 8, "lost"),
+        ("pool memory leak detected! [full] total=9, available=9\n[swa] total=9, available=7", 7, "lost"),
+    ],
+)
+def test_a_leak_that_sglang_itself_ends_for_is_one_in_its_words(made, words, held, hint):
+    scenario, engine = made
+    data = {
+        "site": "common.py:raise_error_or_warn:5066",
+        "error": f"ValueError: {words}",
+        "phase": "EXTEND",
+        "round": 2,
+    }
+    crash = Event(name="crash", scheduler_step=engine.rounds[-1].scheduler_step, data=data)
+    _, divergences = judge(scenario, replace(engine, events=(*engine.events[:1], crash)), None)
+    leak, end = (next(found for found in divergences if found.kind is kind) for kind in (Kind.LEAK, Kind.CRASH))
+    assert (leak.signature, leak.expected, leak.cause) == (f"LEAK:ledger:EXTEND:{hint}", 9, "")
+    assert leak.observed.startswith(f"{held} by SGLang's own check: ")
+    assert end.cause == leak.signature
+
+
 def test_without_pool_levels_a_leak_could_not_show(made):
     scenario, engine = made
     verdict, _ = judge(scenario, replace(engine, events=()), None)

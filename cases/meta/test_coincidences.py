@@ -90,6 +90,12 @@ PAIRS = (
         apart="eagle-apart",
     ),
     Left(where="oss-*", what="size: *", why=WINDOWS, apart="eagle-apart"),
+    Left(
+        where="eagle3-next mtp-next mla-next",
+        what="size: *",
+        why="new weights have the shapes of those they replace",
+        apart="eagle-apart",
+    ),
     Left(where="mtp-window mtp-narrow", what="size: *", why=WINDOWS, apart="mtp-apart"),
     # What was made before anybody looked
     Left(where="eagle-tiny eagle-next eagle-head64 qwen3-eagle", what="*", why=KEPT, apart="eagle-apart"),
@@ -109,6 +115,10 @@ SCENARIOS = (
         what="stops: *",
         why="an id that is never proposed lets a pool run out",
     ),
+    Left(where="weights/*", what="length: a = c; beginning: a = c", why="one prompt before new weights and after"),
+    Left(
+        where="lora/*-one-prompt", what="length: *; limit: *; end: *; beginning: *", why="one prompt with each adapter"
+    ),
     # What another place shows
     Left(
         where="*",
@@ -118,13 +128,15 @@ SCENARIOS = (
         apart="eagle/idle-between",
     ),
     Left(
-        where="paged/page4-* mla/page4-* disagg/page4-* tp/tp-pages-* adaptive/adaptive-eagle3-* mixed/mixed-eagle3-*",
+        where="paged/page4-* mla/page4-* disagg/page4-* tp/tp-pages-* adaptive/adaptive-eagle3-* mixed/mixed-eagle3-* "
+        "weights/weights-eagle3-* lora/lora-eagle3-*",
         what="number: num_draft_tokens = page_size",
         why="pages of four tokens under chains of three steps",
         apart="paged/apart-four-together",
     ),
     Left(
-        where="tree/t2-* tree/few-* paged/*-tree-* mla/tree-* disagg/tree-* tp/*-tree-* texts/tree-* mixed/*-tree-*",
+        where="tree/t2-* tree/few-* paged/*-tree-* mla/tree-* disagg/tree-* tp/*-tree-* texts/tree-* mixed/*-tree-* "
+        "lora/lora-tree-* token-map/hot-tree-*",
         what="number: num_steps = eagle_topk",
         why="the smallest tree",
         apart="tree/t4-four-together",

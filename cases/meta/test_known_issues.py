@@ -437,3 +437,16 @@ def test_one_new_signature_makes_the_whole_new():
     assert known.all_known([STOP], "0.5.13", place=place) == {"F-004"}
     assert known.all_known([STOP, "POSITION:positions:DRAFT:one-ahead"], "0.5.13", place=place) == frozenset()
     assert known.all_known([], "0.5.13", place=place) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("release", "lands", "known"), [("0.5.13", True, True), ("0.5.13", False, False), ("0.5.23", True, False)]
+)
+def test_what_a_late_write_may_be_is_said_where_a_scenario_lets_one_land(release, lands, known):
+    given = catalogue.read_scenario(ROOT / "cases/scenarios/pd-late-write.json")
+    script = tuple(op for op in given.script if lands or op.name != "land")
+    text = "NUMERIC:verify:VERIFY:hidden_out-off"
+    found = known_issues.known_as(
+        [text], scenario=given.model_copy(update={"script": script}), release=release, device="cpu"
+    )
+    assert ("F-088" in [one.id for one in found.get(text, ())]) is known

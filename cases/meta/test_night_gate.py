@@ -151,6 +151,7 @@ def test_a_night_that_was_cut_off_is_red_when_it_is_judged(work):
 def test_engines_that_do_not_start_make_a_night_red_with_the_end_of_their_log(work):
     done = call(*NIGHT, "--json", "out.json")
     assert done.exit_code == 3, done.output
+    assert "boots 4 engines or more, in 2 to 8 min" in done.stdout.partition("UNKNOWN")[0], "said beforehand"
     document = json.loads((work / "out.json").read_text())
     assert (document["outcome"], document["reported"]) == ("UNKNOWN", 4)
     assert "1 of 1 scenarios of 0.5.13/case/pr25015 have no verdict: the engine ended with code 1" in done.stdout

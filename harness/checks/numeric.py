@@ -106,8 +106,10 @@ def _features(pairs: Pairs, wrong: Floats, truth: Floats) -> str:
 
 
 def _of_another_round(pairs: Pairs, place: int, wrong: Floats) -> str:
-    """Whether the request had this state in the same phase and step of another round, or as it left one."""
+    """Whether the request was given, or left, this state in another round; in half precision others pass for it."""
     assert pairs.evidence.reference is not None
+    if pairs.budget.dtype != "float32":
+        return ""
     rows, here = pairs.theirs, int(pairs.reference[place])
     same = (rows.strings["rid"] == rows.strings["rid"][here]) & (rows.ints["round"] != rows.ints["round"][here])
     for side in ("hidden_in", "hidden_out"):

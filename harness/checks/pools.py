@@ -116,6 +116,10 @@ class Pools:
         known = self._held.get(pool, ())
         return int(known[slot]) if 0 <= slot < len(known) else NOBODY
 
+    def of_another(self, held: int, share: Share) -> bool:
+        """Whether it is a position of another request."""
+        return held >= 0 and held // _OWNER != self._owner(share[1], share[2])
+
     def said(self, held: int, share: Share) -> str:
         """What a slot holds, in words."""
         if held == NOBODY:

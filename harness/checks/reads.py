@@ -184,16 +184,14 @@ class _Engine:
         if not missing:
             return "more-than-it-sees"
         if min(missing) >= 0:  # positions that are committed
-            others = any(key.rid != share[1] for key in keys) or self._of_others(extra, share)
+            others = any(key.rid != share[1] for key in keys) or any(
+                self.pools.of_another(held, share) for held in extra
+            )
             return "prefix-of-another-request" if others else "prefix-elsewhere"
         own = {Pools.of_row(row.number)}
         if set(missing) == own and len(rows) == len(extra) and all(key.step == forward.step for key in keys):
             return "of-another-beam" if forward.phase is Phase.DRAFT else "of-another-node"
         return "rows-of-round-elsewhere"
-
-    def _of_others(self, extra: Counter[int], share: Share) -> bool:
-        mine = self.pools.of_positions(share, 1)[0] >> 32
-        return any(held >= 0 and held >> 32 != mine for held in extra)
 
 
 @register(

@@ -23,9 +23,6 @@ from harness.engines import envs
 from harness.engines.launch import build_launch
 from reports.prose import say
 
-#: A failure that every machine can have.
-AN_EXAMPLE = "--engine 0.5.11 --scenario pr25015"
-
 
 @guarded
 def command(
@@ -102,4 +99,6 @@ def _check_specimen(folder: Path) -> None:
         why = f"{folder} is a file, not a reproducer folder"
     else:
         why = f"there is no folder {folder}: looked for a reproducer"
-    raise UsageError(f"{why}\n  {newest_reproducers(None)}\n  one that fails:  eaglecheck run {AN_EXAMPLE}")
+    raise UsageError(
+        f"{why}\n  {newest_reproducers(None)}\n  one that fails:  eaglecheck run --engine 0.5.11 --scenario pr25015"
+    )

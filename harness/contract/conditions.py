@@ -46,6 +46,7 @@ def settings_of(
     *,
     requests: int = 1,
     updates: int = 0,
+    late_writes: int = 0,
     checkpoint: str = "",
     draft: DraftFacts = NO_DRAFT,
 ) -> dict[str, int | bool | str]:
@@ -69,6 +70,7 @@ def settings_of(
         **asdict(draft),
         "requests": requests,
         "updates": updates,
+        "late_writes": late_writes,
         "token_map": spec.token_map is not None,
         "largest_graph": engine.cuda_graph_max_bs or LARGEST_GRAPH,
     }

@@ -218,11 +218,13 @@ class KnownIssue(_Page):
         *,
         requests: int = 1,
         updates: int = 0,
+        late: int = 0,
         checkpoint: str = "",
         draft: DraftFacts = NO_DRAFT,
     ) -> bool:
-        """Whether such an engine can show it. updates: how often it is given other weights."""
-        settings = settings_of(spec, engine, requests=requests, updates=updates, checkpoint=checkpoint, draft=draft)
+        """Whether such an engine can show it. updates, late: how often it is given other weights, and late writes."""
+        facts = {"requests": requests, "updates": updates, "late_writes": late}
+        settings = settings_of(spec, engine, checkpoint=checkpoint, draft=draft, **facts)
         return spec.algorithm in self.algorithms and all(holds(one, settings) for one in self.settings)
 
     def assumable_on(self, device: str) -> bool:
@@ -399,6 +401,7 @@ def known_as(
             scenario.engine,
             requests=requests,
             updates=scenario.updates,
+            late=sum(op.kind == "transfer" and op.name == "land" for op in scenario.script),
             checkpoint=scenario.checkpoint,
             draft=draft,
         )

@@ -84,10 +84,11 @@ def _candidates(result: ScenarioResult) -> list[str]:
 
 
 def _gone(oracle: Oracle, result: ScenarioResult) -> list[Divergence]:
-    """The roots that a reference which follows an issue does not have."""
+    """The roots that a reference which follows an issue does not have, where nothing that follows from them is left."""
     _, divergences = judge(result.scenario, result.trace, oracle.answer(result.scenario, result.trace))
     left = set(map(spot, divergences))
-    return [found for found in result.divergences if not found.cause and spot(found) not in left]
+    still = {found.cause or found.signature for found in result.divergences if spot(found) in left}
+    return [found for found in result.divergences if not found.cause and found.signature not in still]
 
 
 def unjudged(scenario: Scenario, why: str, *, setup: Setup) -> ScenarioResult:

@@ -19,7 +19,7 @@ from harness.both_sides import plugin_algorithm
 from harness.checks.describe import describe
 from harness.checks.evidence import tabulate
 from harness.checks.findings import Finding
-from harness.contract.known_issues import Known
+from harness.contract.known_issues import Known, issues
 from harness.contract.requests import RequestSpec
 from harness.contract.trace import Trace
 from harness.contract.types import Kind, Phase
@@ -76,7 +76,7 @@ def exported(one: ScenarioResult, launch: Launch, *, name: str, form: str) -> st
     if not roots and not refused:
         raise UsageError(
             f"{one.folder} shows no failure: there is nothing to export\n"
-            "  look for one that does:  eaglecheck run, or the folders reproducers/* of a run that failed"
+            "  a failure is in reproducers/ of its run; make one:  eaglecheck run --engine 0.5.11 --scenario pr25015"
         )
     device, release = str(launch.boot["device"]), str(launch.boot["release"])
     _check(one)
@@ -84,8 +84,8 @@ def exported(one: ScenarioResult, launch: Launch, *, name: str, form: str) -> st
         finding, show = _shown(one, roots, release)
         signature, what = finding.signature, describe(finding.first, one.scenario, finding=finding)
     else:  # it did not boot, and is known for it
-        signature = what = refused[0]
-        show = {"kind": "end", "error": _words(refused[0].rpartition("Error: ")[2]), "site": ""}
+        signature, error = refused[0], refused[0].rpartition("Error: ")[2].splitlines()[0]
+        what, show = f"the engine does not start: {error}", {"kind": "end", "error": _words(error), "site": ""}
     rows = carried.rows(launch.boot, sampled=any(not each.greedy for each in one.scenario.requests))
     row = carried.row_of(launch.boot)
     recipe = checkpoints.RECIPES[checkpoints.on_device(one.scenario.checkpoint, device)]
@@ -120,7 +120,9 @@ def exported(one: ScenarioResult, launch: Launch, *, name: str, form: str) -> st
 
 
 def _title(known: Sequence[Known], signature: str) -> str:
-    return f"{known[0].id}: {known[0].title}" if known else signature
+    """Of two that look alike, what fewer algorithms can have."""
+    named = min(known, key=lambda one: len(issues()[one.id].algorithms), default=None)
+    return f"{named.id}: {named.title}" if named else signature
 
 
 def _asked(request: RequestSpec) -> dict[str, Any]:

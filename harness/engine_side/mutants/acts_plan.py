@@ -21,7 +21,7 @@ def one_slot_late(scene: Scene, values: Values) -> Values:
 def plan_of_step_before(scene: Scene, values: Values) -> Values:
     """Later steps of a round read what the step before was to read."""
     step, before = scene.memory.get("plan", (-1, values))
-    scene.memory["plan"] = scene.step, {name: value.clone() for name, value in values.items()}
+    scene.memory["plan"] = scene.step, {name: values[name].clone() for name in ("slots", "starts")}
     return before if scene.step == step + 1 and scene.step else {}
 
 

@@ -235,10 +235,10 @@ class Probe:
                 )
                 self._attention.begins()
             output = original(runner, forward_batch, *args, **kwargs)
+            read, how = self._attention.ends()
             if self._replays == replays:  # else a graph ran, and what happened inside it is recorded
                 self._entered(phase)
                 if live:
-                    read, how = self._attention.ends()
                     facts = {"phase": phase, "step": step, "mapped": self._mapped and is_draft, **how}
                     recorder.note("forward", self._went_in(), self._comes_out(output.logits_output), read, **facts)
             self._inputs = None
