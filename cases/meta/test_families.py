@@ -5,6 +5,7 @@ import pytest
 from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
 from harness.cli.programs import check_scenarios, choose_scenarios
+from harness.cli.run import _known_failures
 from harness.contract.usage import UsageError
 from harness.coverage import POINTS
 from harness.driving.pairs import checkpoint_pairs
@@ -30,3 +31,10 @@ def test_a_family_or_one_scenario_of_it_is_chosen_by_name():
 def test_latent_attention_is_refused_on_a_card_instead_of_blaming_sglang():
     with pytest.raises(UsageError, match="'mla-apart' cannot run on cuda: SGLang's kernels"):
         checkpoint_pairs(FAMILIES["mla"].scenarios, device="cuda")
+
+
+@pytest.mark.parametrize(("family", "known"), [("tree", {"F-003"}), ("mtp", {"F-010", "F-012"}), ("eagle", set())])
+def test_a_set_names_the_known_findings_that_its_own_requests_meet(family, known):
+    said = _known_failures(list(FAMILIES[family].scenarios), "cpu", [])
+    assert {line.split()[0] for line in said} == known
+    assert _known_failures(list(FAMILIES[family].scenarios), "cpu", sorted(known)) == []

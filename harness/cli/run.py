@@ -118,8 +118,9 @@ def command(
 def _known_failures(chosen: list[Scenario], device: str, assumed: list[str]) -> list[str]:
     """One line for each known finding that fails scenarios of a family's set wherever it is, unless it is assumed."""
     found = []
+    keys = [(scenario, {key for request in scenario.requests for key in request.asked}) for scenario in chosen]
     for name, one in assumable().items():
-        met = sum(one.shows_in(scenario.spec, scenario.engine, device=device) for scenario in chosen)
+        met = sum(one.shows_in(each.spec, each.engine, device=device, asked=asked) for each, asked in keys)
         if met and name not in assumed:
             found.append(
                 f"{name} fails {met} of {counted(len(chosen), 'scenario')}; they are judged with  --assume {name}"
