@@ -14,7 +14,7 @@ Weights = dict[str, np.ndarray]
 class Recipe:
     """Everything that decides the bytes of a pair. Gains are relative to unit-RMS inputs.
 
-    algorithm: what SGLang calls this kind of head. dp_attention: whether SGLang's model of the target has it.
+    algorithm: what SGLang calls this kind of head. dp_attention: whether its target is driven under it.
     """
 
     algorithm: ClassVar[str] = "EAGLE"
@@ -99,7 +99,6 @@ class MtpRecipe(Recipe):
     """A MiMo-V2 style target with MTP layers (see cases.mtp_weights)."""
 
     algorithm: ClassVar[str] = "MTP"
-    dp_attention: ClassVar[bool] = True
     #: in the checkpoint: the most steps a scenario may ask for
     draft_layers: ClassVar[int] = 4
 
@@ -131,7 +130,6 @@ class StepRecipe(MtpRecipe):
     layer's head lies from the target's.
     """
 
-    dp_attention: ClassVar[bool] = False
     target_architecture: ClassVar[str] = "Step3p5ForCausalLM"
     target_type: ClassVar[str] = "step3p5"
 
@@ -159,7 +157,6 @@ class LatentRecipe(Recipe):
     expert_gain: what the routed experts add, which the target's first layer has nothing of.
     """
 
-    dp_attention: ClassVar[bool] = True
     target_architecture: ClassVar[str] = "DeepseekV3ForCausalLM"
     target_type: ClassVar[str] = "deepseek_v3"
 

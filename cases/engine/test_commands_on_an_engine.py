@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from cases import catalogue
-from cases.engine.alone import run_alone
 from harness.cli.main import app
 
 POSITION_CASE = catalogue.load("pr25015")
@@ -108,16 +107,3 @@ def test_full_disk_ends_a_run_as_unknown_without_a_verdict(commands_on_live_engi
     assert done.exit_code == 3, done.output
     assert "disk is full" in done.output
     assert not list(tmp_path.glob("*/verdict.json"))
-
-
-@pytest.mark.engine(release=BAD, boot=BOOT)
-def test_an_exported_failure_shows_without_us_and_is_gone_where_it_is_fixed(
-    failing_run, commands_on_live_engine, tmp_path
-):
-    file = tmp_path / "repro.py"
-    done = _invoke("export", failing_run[1], "--output", file)
-    assert done.exit_code == 0, done.output
-    for release, code in ((BAD, 1), (GOOD, 0)):
-        found = run_alone(file, commands_on_live_engine.environment(release), tmp_path)
-        assert found.returncode == code, found.stdout + found.stderr
-        assert "expected: ids, positions" in found.stdout

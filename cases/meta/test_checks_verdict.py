@@ -86,16 +86,16 @@ def test_empty_trace_is_unknown_never_pass(made):
 def test_where_every_request_ends_at_its_first_token_there_is_no_verdict_on_drafts():
     scenario = handmade.scenario(max_new_tokens=1)
     reasons = unknown_reasons(scenario, *handmade.build(scenario))
-    assert reasons == "nothing was drafted: no verify had a proposal; let a request write two tokens or more"
+    assert "nothing was drafted: no verify had a proposal; let a request write two tokens or more" in reasons
 
 
 def test_a_scenario_that_wants_something_else_need_not_draft():
     scenario = handmade.scenario(max_new_tokens=1, wants=("non_final_chunk",))
     verdict, _ = judge(scenario, *handmade.build(scenario))
     assert verdict.outcome is Outcome.PASS
-    assert verdict.reasons == ("nothing was drafted: no verify had a proposal, and the scenario asks for none",)
+    assert "nothing was drafted: no verify had a proposal, and the scenario asks for none" in verdict.reasons
     drafting = handmade.scenario(max_new_tokens=2, wants=("non_final_chunk",))
-    assert judge(drafting, *handmade.build(drafting))[0].reasons == ()
+    assert "nothing was drafted" not in " ".join(judge(drafting, *handmade.build(drafting))[0].reasons)
 
 
 @pytest.mark.parametrize(

@@ -211,18 +211,18 @@ class Sites:
         return output
 
     def _attends(
-        self, original: Original, backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kw: Any
+        self, original: Original, backend: Any, q: Any, k: Any, v: Any, layer: Any, batch: Any, *args: Any, **kw: Any
     ) -> Any:
         """A layer's attention, by another plan: the same for every layer that goes by one."""
         if self._place is None or not self._mutants.at("plan", self._place[0], step=self._place[1]):
-            return original(backend, q, k, v, layer, *args, **kw)
+            return original(backend, q, k, v, layer, batch, *args, **kw)
         own = backend.forward_metadata
         if id(own) not in self._plans:
-            pool = getattr(backend, "token_to_kv_pool", None) or args[0].token_to_kv_pool  # until 0.5.12
+            pool = getattr(backend, "token_to_kv_pool", None) or batch.token_to_kv_pool  # until 0.5.12
             self._plans[id(own)] = own, self._planned(own, pool.get_key_buffer(layer.layer_id))
         backend.forward_metadata = self._plans[id(own)][1]
         try:
-            return original(backend, q, k, v, layer, *args, **kw)
+            return original(backend, q, k, v, layer, batch, *args, **kw)
         finally:
             backend.forward_metadata = own
 

@@ -60,14 +60,16 @@ class AttentionProbe:
 
     def _watched(self, name: str) -> Callable[[Original], Original]:
         def make(original: Original) -> Original:
-            def forward(backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+            def forward(
+                backend: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *args: Any, **kw: Any
+            ) -> Any:
                 window = getattr(layer, "sliding_window_size", None)
                 if not self._wanted or (window is not None and window > -1):
-                    return original(backend, q, k, v, layer, *args, **kwargs)
+                    return original(backend, q, k, v, layer, forward_batch, *args, **kw)
                 kernel = getattr(backend, name)
-                setattr(backend, name, self._noting(name, kernel, args[0]))
+                setattr(backend, name, self._noting(name, kernel, forward_batch))
                 try:
-                    return original(backend, q, k, v, layer, *args, **kwargs)
+                    return original(backend, q, k, v, layer, forward_batch, *args, **kw)
                 finally:
                     setattr(backend, name, kernel)
 
