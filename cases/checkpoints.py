@@ -84,7 +84,7 @@ RECIPES: dict[str, Recipe] = {
         Recipe(name="eagle-tiny", seed=20240626),
         # What an engine of such a pair is given for new weights: the same shapes, another map of tokens too.
         Recipe(name="eagle-next", seed=20240628),
-        Eagle3Recipe(name="eagle3-next", seed=20250309),
+        Eagle3Recipe(name="eagle3-next", seed=20250310, upper_gain=0.03),
         MtpRecipe(name="mtp-next", seed=20241230),
         LatentRecipe(name="mla-next", seed=20241231),
         # Attention kernels for GPUs are built for head widths from 64 up.

@@ -63,6 +63,7 @@ def build(
         _bystanders(kit, calm=opening.calm)
         if opening.events:
             _interference(kit, calm=opening.calm, protected=opening.protected)
+        _one_that_drafts(kit, calm=opening.calm)
     return Scenario(
         name=name,
         checkpoint=boot.checkpoint,
@@ -100,6 +101,14 @@ def _bystanders(kit: Kit, *, calm: int) -> None:
         if kit.boot.spelled:
             request = templates_texts.perhaps_held(request, kit.random)
         kit.timeline.arrive(calm + kit.integer(0, 8), request)
+
+
+def _one_that_drafts(kit: Kit, *, calm: int) -> None:
+    """A request that surely writes more than its first token, if there is none: else nothing may be drafted."""
+    gone = {rid for _, op in kit.timeline.ops if op.kind == "abort" for rid in op.rids}
+    left = [request for request in kit.timeline.requests if request.rid not in gone]
+    if not any(request.max_new_tokens > 1 and not request.stop_token_ids and not request.rules for request in left):
+        kit.timeline.arrive(calm, kit.request(kit.prompt_or_branch(kit.length()), new=kit.integer(2, 8)))
 
 
 def _interference(kit: Kit, *, calm: int, protected: tuple[str, ...]) -> None:

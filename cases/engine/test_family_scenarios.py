@@ -47,7 +47,7 @@ def test_beams_attend_their_slots_and_assuming_it_explains_everything(drive_scen
 
     outcome = drive_scenario(REPRODUCER, engine=release)
     assert outcome.verdict.outcome is Outcome.FAIL
-    assert outcome.first.signature == "NUMERIC:chain:DRAFT:hidden_out-off"
+    assert outcome.first.signature == "CACHE_SLOT:beams:DRAFT:rows-of-own-number"
     target, draft = checkpoint_pairs([REPRODUCER])[REPRODUCER.checkpoint]
     reference = Oracle(target=target, draft=draft, assumed=("F-003",)).answer(REPRODUCER, outcome.trace)
     verdict, divergences = judge(REPRODUCER, outcome.trace, reference)

@@ -16,6 +16,7 @@ SPREAD = (
     *("limit-off-by-one", "draft-step-skipped", "coins-of-neighbour"),
     *("verify-forgets-bias", "abort-forgotten"),
     *("logprob-of-previous-token", "logprob-sent-again", "verify-counted-twice"),
+    *("read-one-slot-late", "cached-row-lost"),
 )
 BOOT = EXERCISES["chain"][0].boot_key()
 #: Few that show the checks of several ranks.

@@ -115,7 +115,11 @@ SCENARIOS = (
         what="stops: *",
         why="an id that is never proposed lets a pool run out",
     ),
-    Left(where="weights/*", what="length: a = c; beginning: a = c", why="one prompt before new weights and after"),
+    Left(
+        where="weights/* corpus/weights-*",
+        what="length: a = c; beginning: a = c",
+        why="one prompt twice",
+    ),
     Left(
         where="lora/*-one-prompt", what="length: *; limit: *; end: *; beginning: *", why="one prompt with each adapter"
     ),
@@ -148,7 +152,7 @@ SCENARIOS = (
         apart="eagle/four-together",
     ),
     Left(
-        where="corpus/mtp-shared-prefix corpus/pr24881",
+        where="corpus/mtp-shared-prefix corpus/pr24881 corpus/weights-while-running",
         what="limit: *",
         why="kept as they were found",
         apart="eagle/shared-prefix",

@@ -11,7 +11,7 @@ ENGINE_PACKAGE = "eaglecheck_engine"
 STANDARD = {*sys.stdlib_module_names, "numpy"}
 #: room -> the packages and the rooms of ours that its files may use; SGLang's environment need not have others.
 MAY_USE = {
-    "engine_side": ({*STANDARD, "torch", "sglang", "xgrammar"}, {"engine_side", "both_sides"}),
+    "engine_side": ({*STANDARD, "torch", "safetensors", "sglang", "xgrammar"}, {"engine_side", "both_sides"}),
     "both_sides": (STANDARD, {"both_sides"}),
 }
 FILES = [(room, path) for room in MAY_USE for path in sorted((HARNESS / room).rglob("*.py"))]
