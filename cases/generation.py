@@ -97,17 +97,19 @@ def _with_keys(kit: Kit, opening: Opening) -> tuple[RequestSpec, ...]:
 def _bystanders(kit: Kit, *, calm: int) -> None:
     """Up to MOST_REQUESTS in all; each arrives from step `calm` on, some as branches of an earlier prompt."""
     for _ in range(kit.integer(0, min(2, MOST_REQUESTS - len(kit.timeline.requests)))):
-        request = kit.request(kit.prompt_or_branch(kit.length()), new=kit.new_tokens(), stops=True)
+        prompt = kit.prompt_or_branch(kit.length())
+        request = kit.request(prompt, new=min(kit.new_tokens(), kit.room(prompt)), stops=True)
         if kit.boot.spelled:
             request = templates_texts.perhaps_held(request, kit.random)
         kit.timeline.arrive(calm + kit.integer(0, 8), request)
 
 
 def _one_that_drafts(kit: Kit, *, calm: int) -> None:
-    """A request that surely writes more than its first token, if there is none: else nothing may be drafted."""
+    """A greedy request that surely writes more than its first token, if there is none: else nothing may be drafted, or
+    no verify be compared token by token."""
     gone = {rid for _, op in kit.timeline.ops if op.kind == "abort" for rid in op.rids}
     left = [request for request in kit.timeline.requests if request.rid not in gone]
-    if not any(request.max_new_tokens > 1 and not request.stop_token_ids and not request.rules for request in left):
+    if not any(one.greedy and one.max_new_tokens > 1 and not (one.stop_token_ids or one.rules) for one in left):
         kit.timeline.arrive(calm, kit.request(kit.prompt_or_branch(kit.length()), new=kit.integer(2, 8)))
 
 

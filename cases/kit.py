@@ -14,6 +14,7 @@ from cases.boots import Boot
 from cases.fixed import tokens
 from cases.fixed_text import window
 from cases.timeline import Timeline
+from harness.contract.admission import reserved_slots
 from harness.contract.requests import GRAMMARS, RequestSpec
 
 LONGEST_PROMPT = 100
@@ -77,6 +78,12 @@ class Kit:
         if shared < len(earlier) and tail[0] == earlier[shared]:
             tail[0] = (tail[0] + 1) % self.boot.vocab
         return earlier[:shared] + tuple(tail)
+
+    def room(self, prompt: tuple[int, ...]) -> int:
+        """New tokens that still fit the pool behind a prompt, were it the only one; one at least."""
+        pages = 2 * self.page if self.page > 1 else 0  # that of the prompt's end, and the one that SGLang keeps
+        left = self.boot.engine.max_total_tokens - reserved_slots(self.boot.spec) - pages
+        return max(1, left - len(prompt))
 
     def prompt_or_branch(self, length: int) -> tuple[int, ...]:
         """A prompt of its own, or one that begins as an earlier request's."""
