@@ -1,12 +1,13 @@
 """Opens the source of a report: a run folder, complete or not, a scenario's or a reproducer's folder.
 
-It must not judge again: verdicts and findings are the ones the run ended with. `eaglecheck recheck` judges.
+It must not judge again: verdicts and findings are the ones the run ended with. `eaglecheck recheck` judges. Only what a
+reproducer compared and reached, which it does not keep, is counted from its traces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from harness.archive.run_folders import MANIFEST, is_case
 from harness.archive.store import RunReader, StoredScenario, StoreError, read_case, read_verdict
 from harness.archive.trace_io import header_of, trace_files
 from harness.checks.findings import group, kinds
+from harness.checks.judge import judge
 from harness.contract.merge import merge
 from harness.contract.types import Outcome, Verdict
 from harness.contract.words import counted
@@ -106,13 +108,13 @@ def _case(path: Path) -> Source:
 
 
 def verdict_of(case: StoredScenario) -> Verdict:
-    """The stored one; a reproducer keeps none, and was made because it failed."""
+    """The stored one; a reproducer keeps none: what was compared and reached is counted anew, its findings are kept."""
     if case.verdict is not None:
         return case.verdict.verdict()
     found = group(case.findings)
-    return Verdict(
-        outcome=Outcome.FAIL if found else Outcome.UNKNOWN, kinds=kinds(found), root_kinds=kinds(found, roots_only=True)
-    )
+    judged, _ = judge(case.scenario, case.engine, case.reference)
+    outcome = Outcome.FAIL if found else Outcome.UNKNOWN
+    return replace(judged, outcome=outcome, kinds=kinds(found), root_kinds=kinds(found, roots_only=True))
 
 
 def _described(known: dict[str, Any], folders: Sequence[Path]) -> dict[str, Any]:

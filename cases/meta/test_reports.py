@@ -128,6 +128,10 @@ def test_markdown_of_a_reproducer_is_that_of_its_failure(work):
     text = markdown(next(run.glob("reproducers/pr25015-*")))
     assert "POSITION:positions:DRAFT:one-ahead" in text
     assert text.startswith("### ✕ eaglecheck FAIL: SGLang 0.5.23 diverges in 1 of 1 scenario (POSITION)")
+    counts = re.findall(r"(?m)^\| .* compared \| .*$|^Coverage points.*$", text)
+    judged = markdown(next(run.glob("pr25015-*")))
+    assert counts == re.findall(r"(?m)^\| .* compared \| .*$|^Coverage points.*$", judged)
+    assert re.search(r"positions compared \| [1-9]", text)
 
 
 @pytest.mark.parametrize("limit", [400, 1500, LIMIT])
