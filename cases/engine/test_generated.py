@@ -10,13 +10,12 @@ import pytest
 from hypothesis import Phase, assume, find, given, settings
 
 from cases.boots import BOOTS
+from cases.engine.explained import explained
 from cases.generation import scenarios
-from cases.known import all_known
 from cases.profiles import generated
 from cases.relations import RELATIONS, pairs
 from harness.contract.trace import ENDS
-from harness.contract.types import Kind, Outcome
-from harness.search.tally import roots
+from harness.contract.types import Kind
 
 pytestmark = pytest.mark.timeout(3600)
 PLAIN = BOOTS["plain"]
@@ -34,21 +33,19 @@ def examples(pytestconfig):
 )
 def test_generated_scenarios_equal_the_reference(engines, release, boot, examples, monkeypatch):
     monkeypatch.setattr(engines, "assumed", boot.assumes)  # of keys that any of them may ask for
-    explained = set()
+    met = set()
 
     @examples(examples=24)
     @given(scenario=scenarios(boot))
     def every(scenario):
         outcome = engines(scenario, engine=release, fresh=True)
-        known = frozenset()
-        if outcome.verdict.outcome is Outcome.FAIL:
-            known = all_known(roots(outcome.findings), release, place=f"generated/eagle/{boot.name}")
-        explained.update(known)
+        known = explained(outcome, release, place=f"generated/eagle/{boot.name}")
+        met.update(known)
         assert outcome.passed or known, outcome.verdict.reasons
 
     every()
-    if explained:
-        pytest.xfail(f"known: {', '.join(sorted(explained))}")
+    if met:
+        pytest.xfail(f"known: {', '.join(sorted(met))}")
 
 
 def driven(engines, release, scenario):

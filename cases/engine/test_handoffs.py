@@ -4,16 +4,15 @@ import pytest
 from packaging.version import Version
 
 from cases.boots import PD_BOOTS
+from cases.engine.explained import explained
 from cases.families import FAMILIES
 from cases.generation import generate
 from cases.kit import possible
-from cases.known import all_known
 from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.types import Outcome
 from harness.search.mutants import Campaign
 from harness.search.scoreboard import Fate
-from harness.search.tally import roots
 
 BASE = FAMILIES["disagg"].scenarios[0].boot_key()
 ALL = {scenario.name: scenario for scenario in FAMILIES["disagg"].scenarios if scenario.boot_key() == BASE}
@@ -54,16 +53,14 @@ def test_mutants_of_a_hand_over_are_killed(engines):
 
 @pytest.mark.engine(boot=BASE)
 def test_generated_hand_overs_pass_and_bring_about_what_they_ask_for(drive_scenario, release):
-    explained = set()
+    met = set()
     for scenario in generate(PD_BOOTS["pd"], count=len(possible(PD_BOOTS["pd"])), seed=7):
         outcome = drive_scenario(scenario, engine=release)
-        known = frozenset()
-        if outcome.verdict.outcome is Outcome.FAIL:
-            known = all_known(roots(outcome.findings), release, place="generated/disagg/pd")
-        explained.update(known)
+        known = explained(outcome, release, place="generated/disagg/pd")
+        met.update(known)
         assert outcome.passed or known, (scenario.name, outcome.verdict.reasons)
-    if explained:
-        pytest.xfail(f"known: {', '.join(sorted(explained))}")
+    if met:
+        pytest.xfail(f"known: {', '.join(sorted(met))}")
 
 
 @pytest.mark.engine(boot=BASE)

@@ -28,7 +28,7 @@ def check_cached_rows(evidence: Evidence) -> CheckResult:
         own = pools.setdefault((forward.dp_rank, forward.side), Pools(evidence))
         own.write(forward)
         if event := events.get((forward.dp_rank, forward.round, str(forward.phase), forward.step)):
-            result.divergences += [found for found in _found(event, forward, own) if found is not None]
+            result.divergences += _found(event, forward, own)
     return result
 
 
@@ -36,21 +36,18 @@ def _moment(event: Event) -> tuple[int, int, str, int]:
     return event.dp_rank, event.data["round"], event.data["phase"], event.data["step"]
 
 
-def _found(event: Event, forward: Forward, pools: Pools) -> list[Divergence | None]:
+def _found(event: Event, forward: Forward, pools: Pools) -> list[Divergence]:
     data = event.data
     shares = zip(data["rids"], data["attempts"], data["committed"], data["slots"], strict=True)
     return [
         _divergence(forward, pools, (event.dp_rank, rid, attempt, committed), slots)
         for rid, attempt, committed, slots in shares
+        if slots
     ]
 
 
-def _divergence(
-    forward: Forward, pools: Pools, share: tuple[int, str, int, int], slots: list[int]
-) -> Divergence | None:
+def _divergence(forward: Forward, pools: Pools, share: tuple[int, str, int, int], slots: list[int]) -> Divergence:
     """Of one request: the first of its changed slots, and how many there are."""
-    if not slots:
-        return None
     held = {slot: pools.held(forward.pool, slot) for slot in slots}
     slot = min(slots, key=lambda slot: (held[slot] == NOBODY, held[slot]))
     names = f"{pools.said(held[slot], share)} as it was written (slot {slot})"
