@@ -158,15 +158,18 @@ def reference_place(
     say: Say,
 ) -> Place:
     """Where the reference computes and what it takes, said; UsageError with the numbers where it does not fit."""
-    kind = asked.partition(":")[0]
-    if kind not in ("auto", "cpu", "cuda"):
+    kind, _, number = asked.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
         raise UsageError(f"--reference-device {asked}\n  allowed: auto, cpu, cuda, cuda:N")
     if own is None:
         if kind == "cuda":
             raise UsageError(f"--reference-device {asked}: the tiny pairs are computed on the CPU\n  leave it out")
         return CPU
-    if kind == "cuda" and not _cards():
+    cards = len(_cards()) if kind == "cuda" else 0
+    if kind == "cuda" and not cards:
         raise UsageError(f"--reference-device {asked}: no NVIDIA GPU is here\n  allowed here: auto, cpu")
+    if number and int(number) >= cards:
+        raise UsageError(f"--reference-device {asked}: that GPU is not here\n  allowed: cuda:0 to cuda:{cards - 1}")
     held = dtype_on(device, scenarios[0].engine.dtype)
     need = footprint(own.target, own.draft, scenarios, held=held)
     on_card = _fits_beside(need, lease) if kind == "auto" and device == "cuda" else kind == "cuda"
