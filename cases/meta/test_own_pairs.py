@@ -120,6 +120,7 @@ def test_a_targets_own_mtp_layers_draft_where_no_draft_is_named(folder, config, 
         ({"eos_token_id": [9, 7]}, {"eos_token_id": 8}, (7, 8, 9)),
         ({"eos_token_id": None}, {"eos_token_id": [5]}, (5,)),
         ({"text_config": {"eos_token_id": 4}}, {}, (4,)),
+        ({"eos_token_id": [511, 512], "vocab_size": 512}, {"eos_token_id": 999}, (511,)),  # those there are
     ],
 )
 def test_eos_is_what_both_files_name(folder, config, generation, eos):

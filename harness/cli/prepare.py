@@ -24,7 +24,17 @@ from harness.contract.providers import AUTO, WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
-from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, called, check_possible, unpredicted, unwitnessed
+from harness.driving.adapt import (
+    DEVICES,
+    NOTHING,
+    Wanted,
+    adapted,
+    called,
+    check_possible,
+    undrawn,
+    unpredicted,
+    unwitnessed,
+)
 from harness.driving.footprint import CONTEXT_MIB, Footprint, footprint, kept_a_row
 from harness.driving.own_pair import OwnPair, described
 from harness.driving.pairs import NoProviderError, checkpoint_pairs, load_now
@@ -82,6 +92,8 @@ def make_plan(
     lease = gpu_lease(device, share)
     root = writable(runs_root(runs))
     env = env or engine_environment(version, say)
+    if why := _first(scenarios, files, partial(undrawn, env=env, device=device)):
+        raise UsageError(why)
     pairs = checkpoint_pairs(scenarios, device=device, own=own)
     place = CPU
     if reference != WITNESS:
@@ -90,6 +102,8 @@ def make_plan(
     place = CPU if reference == WITNESS else place
     if own is not None:
         say(described(own.facts()))
+        if ids := own.target.eos_beyond:
+            say(f"eos_token_id {', '.join(map(str, ids))}: outside the vocabulary of {own.vocab}, so it ends no text")
     return Plan(
         env=env,
         scenarios=tuple(scenarios),

@@ -128,12 +128,26 @@ class CheckpointFiles:
 
     @property
     def eos(self) -> tuple[int, ...]:
-        """The token ids that end a text, as config.json and generation_config.json name them."""
+        """The tokens that end a text, as config.json and generation_config.json name them."""
+        return tuple(one for one in self._named_eos if one < self._vocab)
+
+    @property
+    def eos_beyond(self) -> tuple[int, ...]:
+        """The ids that they name for that, and that are no tokens of this vocabulary."""
+        return tuple(one for one in self._named_eos if one >= self._vocab)
+
+    @property
+    def _vocab(self) -> float:
+        said = self.of_text("vocab_size")
+        return said if isinstance(said, int) else math.inf
+
+    @property
+    def _named_eos(self) -> list[int]:
         found = set[int]()
         for said in (self.of_text("eos_token_id"), self.generation.get("eos_token_id")):
             ids = said if isinstance(said, list) else [said]
             found |= {one for one in ids if isinstance(one, int) and not isinstance(one, bool)}
-        return tuple(sorted(found))
+        return sorted(found)
 
 
 def read_checkpoint(option: str, folder: Path) -> CheckpointFiles:

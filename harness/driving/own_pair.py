@@ -57,11 +57,13 @@ def draft_facts(folder: Path) -> DraftFacts:
         one = read_checkpoint("--draft", folder)
     except UsageError:
         return NO_DRAFT
+    shapes = [tensor.shape for name, tensor in one.tensors.items() if name.rpartition("model.")[2] == "fc.weight"]
     return DraftFacts(
         draft_architecture=one.architecture,
         draft_tie_word_embeddings=one.config.get("tie_word_embeddings") is True,
         norm_before_residual=one.config.get("norm_before_residual") is True,
         fc_bias=any(name.rpartition("model.")[2] == "fc.bias" for name in one.tensors) or not one.tensors,
+        fc_square=any(len(shape) == 2 and shape[0] == shape[1] for shape in shapes),
     )
 
 

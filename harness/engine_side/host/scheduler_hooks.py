@@ -158,7 +158,8 @@ def _eos(scheduler: Any, named: list[int] | None) -> list[int]:
     """The tokens that end a request: those the checkpoint names, else SGLang's; none of a pair of ours (None)."""
     if named is None:
         return []
-    return named or sorted(getattr(scheduler.model_config, "hf_eos_token_id", None) or ())
+    known = sorted(getattr(scheduler.model_config, "hf_eos_token_id", None) or ())
+    return named or [one for one in known if one < scheduler.model_config.vocab_size]
 
 
 def _versions(boot: dict[str, Any]) -> dict[str, Any]:
