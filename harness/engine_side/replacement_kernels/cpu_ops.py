@@ -70,6 +70,8 @@ KERNELS: dict[str, tuple[tuple[str, Callable[..., Any], str, str], ...]] = {
 EVERYWHERE = (
     ("sglang.srt.batch_invariant_ops", "batch_invariant", "enable_batch_invariant_mode"),
     ("sglang.srt.constrained.xgrammar_backend", "token_mask", "XGrammarGrammar"),
+    ("sglang.srt.models.deepseek_v2", "plain_rope", "get_rope_wrapper"),
+    ("sglang.srt.models.ernie4", "flat_bias", "TopK"),
 )
 
 
@@ -297,6 +299,30 @@ class CpuOps:
 
         note = self._note  # every model is imported, and hardly ever this one built
         getattr(module, argument).__init__ = __init__
+
+    def _patch_plain_rope(self, module: types.ModuleType, argument: str) -> None:
+        original, what = getattr(module, argument), f"{module.__name__}.{argument} (no rope_scaling)"
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("rope_scaling") is not None:
+                return original(*args, **kwargs)
+            note(what, "remap", "none", "SGLang's own rotation, as on a GPU; on a CPU it has YaRN's alone")
+            return original(*args, **{**kwargs, "device": None})
+
+        note = self._note
+        setattr(module, argument, wrapper)
+
+    def _patch_flat_bias(self, module: types.ModuleType, argument: str) -> None:
+        original, what = getattr(module, argument), f"{module.__name__}.{argument} (correction_bias)"
+
+        def flat(*args: Any, correction_bias: torch.Tensor | None = None, **kwargs: Any) -> Any:
+            if correction_bias is not None and correction_bias.dim() == 2:
+                note(what, "remap", "none", "of one dimension, as SGLang makes it for its CPU engine")
+                correction_bias = correction_bias.squeeze(0)
+            return original(*args, correction_bias=correction_bias, **kwargs)
+
+        note = self._note
+        setattr(module, argument, flat)
 
     def _patch_record_stream(self, module: types.ModuleType, argument: str) -> None:
         torch.Tensor.record_stream = lambda *_a, **_k: None  # type: ignore[method-assign]
