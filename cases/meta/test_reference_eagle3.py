@@ -274,7 +274,9 @@ def two_layers(pair, place, **norms):
     for name, own in first.items():
         if name.startswith("midlayer.") and "input_layernorm" not in name and "hidden_norm" not in name:
             width = 64 if own.dim() == 2 and own.shape[1] == 128 and "_proj" in name and "mlp" not in name else None
-            tensors[name.replace("midlayer.", "layers.1.")] = uneven(*own[:, :width].shape) / 9 if width else own.clone()
+            tensors[name.replace("midlayer.", "layers.1.")] = (
+                uneven(*own[:, :width].shape) / 9 if width else own.clone()
+            )
     tensors |= {f"layers.1.{name}.weight": weight for name, weight in norms.items()}
     save_file(tensors, folder / "model.safetensors")
     return folder

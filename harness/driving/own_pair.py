@@ -40,13 +40,18 @@ class OwnPair:
     def folders(self) -> tuple[Path, Path]:
         return self.target.folder, self.draft.folder
 
+    @property
+    def _itself(self) -> bool:
+        """Whether the target's own layers draft."""
+        return self.target.folder == self.draft.folder
+
     def facts(self) -> dict[str, Any]:
         """What a run says of it, JSON-ready: names, sizes and digests."""
-        own = self.target.folder == self.draft.folder
+        own = {"of_target": True, "parameters": self.draft.mtp_parameters} if self._itself else {}
         return {
             "algorithm": self.algorithm,
             "target": _facts(self.target),
-            "draft": _facts(self.draft) | ({"of_target": True} if own else {}),
+            "draft": _facts(self.draft) | own,
         }
 
 
