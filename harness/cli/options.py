@@ -52,6 +52,13 @@ Graphs = Annotated[
         "--cuda-graph/--disable-cuda-graph", "--graphs/--no-graphs", help="Decode in CUDA graphs, or eagerly."
     ),
 ]
+PrefillGraphs = Annotated[
+    bool | None,
+    typer.Option(
+        "--prefill-cuda-graph/--disable-prefill-cuda-graph",
+        help="With --cuda-graph: prompts in CUDA graphs too, as newer releases run by default, or eagerly (default).",
+    ),
+]
 Overlap = Annotated[
     bool | None,
     typer.Option(

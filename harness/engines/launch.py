@@ -30,6 +30,8 @@ BOOT_CHUNK, LARGE_CHUNK = 64, 512
 #: Batch sizes that CUDA graphs are captured for: few, so that a boot is quick; with a gap (3) and a largest one that
 #: `max_running` exceeds, so that scenarios reach padding and the eager way out.
 GRAPH_SIZES = (1, 2, 4)
+#: Prompt tokens of a batch that prefill graphs are captured for; SGLang pads up to twice as many as there are.
+PREFILL_GRAPH_SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
 
 #: Attention backends by device: others need hardware that is not meant here.
 BACKENDS = {"cpu": ("triton",), "cuda": ("triton", "flashinfer", "fa3")}
@@ -164,13 +166,13 @@ def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str,
 
 
 def _optional(engine: EngineConfig) -> dict[str, Any]:
-    """Arguments that only some releases have; each gets those it knows.
-
-    Prefill never runs in a graph: SGLang records only a part of the model there.
-    """
-    arguments: dict[str, Any] = {"disable_piecewise_cuda_graph": True}
+    """Arguments that only some releases have; each gets those it knows."""
+    arguments: dict[str, Any] = {"disable_piecewise_cuda_graph": not engine.prefill_cuda_graph}
+    if engine.prefill_cuda_graph:
+        sizes = list(PREFILL_GRAPH_SIZES)
+        arguments |= {"piecewise_cuda_graph_tokens": sizes, "cuda_graph_bs_prefill": sizes}
     if engine.cuda_graph:
-        arguments["disable_prefill_cuda_graph"] = True
+        arguments["disable_prefill_cuda_graph"] = not engine.prefill_cuda_graph
         most = engine.cuda_graph_max_bs
         name, value = ("cuda_graph_bs", list(GRAPH_SIZES)) if most is None else ("cuda_graph_max_bs", most)
         arguments |= {name: value, f"{name}_decode": value}

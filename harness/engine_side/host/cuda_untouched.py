@@ -117,10 +117,10 @@ class Untouched(importlib.abc.MetaPathFinder):
         with os.fdopen(reads, "rb") as pipe:
             said = pipe.read()
         os.waitpid(pid, 0)
-        answer, error = pickle.loads(said) if said else (None, "it ended without a word")
-        if error:
-            raise RuntimeError(f"a child of this process could not ask for the cards: {error}")
-        return answer
+        found, refusal = pickle.loads(said) if said else (None, "it ended without a word")
+        if refusal:
+            raise RuntimeError(f"a child of this process could not ask for the cards: {refusal}")
+        return found
 
 
 def _every_card() -> list[dict[str, Any]]:

@@ -94,7 +94,7 @@ def fork_children(first: Callable[[], None], *, waits: bool, refused: Callable[[
     being forked, which then starts its own as SGLang does. Not for ranks: with 0.5.11 the first of two never got a
     request that SGLang's controller had sent.
     """
-    spawned = context.Process._Popen  # type: ignore[attr-defined]
+    spawned = context.Process._Popen
 
     def started(process: BaseProcess) -> Any:
         if refused():
