@@ -17,7 +17,7 @@ from harness.both_sides.leases import Request
 from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.contract.trace import EOS
 from harness.engines import published
-from harness.engines.envs import EngineEnv
+from harness.engines.envs import EngineEnv, home
 from harness.engines.process import Launch
 
 CpuAttention = Literal["torch", "interpreted"]
@@ -196,6 +196,8 @@ def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, st
     else:
         # It compiles kernels for quantised matrices at start, which nothing here uses.
         environment["SGLANG_ENABLE_JIT_DEEPGEMM"] = "0"
+        # By default below TMPDIR, which goes with each engine: nothing that was compiled would be there at the next.
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(home() / "kernels" / "inductor")
         if ranks > 1:  # multicast over NVLink can put the cards of a shared host out of service
             environment |= NO_MULTICAST
     if revert is not None:

@@ -59,12 +59,15 @@ class Untouched(importlib.abc.MetaPathFinder):
 
     def why(self) -> str:
         """Why no child of this process could use CUDA; empty where nothing is in the way."""
-        import torch
-
-        if not self._why and len(kinds := {(one["name"], one["major"], one["minor"]) for one in self._known()}) > 1:
-            self._why = f"the cards here are not of one kind: {', '.join(sorted(name for name, *_ in kinds))}"
-        if not self._why and (torch.cuda.is_initialized() or self._touched()):
-            self._why = f"something initialised CUDA, before {self._before or 'the imports'} or after it"
+        if not self._why and self._touched():
+            self._why = f"CUDA was initialised behind the import of {self._before or 'torch'}"
+        if not self._why:
+            try:
+                kinds = {(one["name"], one["major"], one["minor"]) for one in self._known()}
+                if len(kinds) > 1:
+                    self._why = f"the cards here are not of one kind: {', '.join(sorted(name for name, *_ in kinds))}"
+            except RuntimeError as error:
+                self._why = str(error)
         return self._why
 
     def find_spec(
@@ -80,9 +83,11 @@ class Untouched(importlib.abc.MetaPathFinder):
         return bool(self._driver.cuCtxGetCurrent(ctypes.byref(ctypes.c_void_p())) != NOT_INITIALISED)
 
     def _replace(self, owner: Any, name: str, answer: Callable[..., Any]) -> None:
-        if hasattr(owner, name):
-            self._replaced.append((owner, name, getattr(owner, name)))
-            setattr(owner, name, answer)
+        """Where it is too late, torch answers, which says best what is wrong."""
+        original = getattr(owner, name, None)
+        if original is not None:
+            self._replaced.append((owner, name, original))
+            setattr(owner, name, lambda *given, **named: (original if self._touched() else answer)(*given, **named))
 
     def _known(self) -> list[dict[str, Any]]:
         """Of every card that this process may see: its properties."""
