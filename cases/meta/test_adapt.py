@@ -59,6 +59,7 @@ def test_what_is_named_is_part_of_the_scenario_that_is_stored():
         (Wanted(attention_backend="fa3"), "cpu", "triton"),
         (Wanted(attention_backend="fa4"), "cuda", "fa3"),
         (Wanted(cuda_graph=True), "cpu", "--device cuda"),
+        (Wanted(prefill_cuda_graph=True), "cuda", "--cuda-graph"),
         (Wanted(page_size=0), "cuda", "allowed: 1 to 512"),
     ],
 )
@@ -109,6 +110,9 @@ def test_a_gpu_engine_gets_graphs_of_few_sizes_and_no_replacement_kernels(launch
     assert boot["arguments"]["disable_cuda_graph"] is False
     assert boot["optional_arguments"]["cuda_graph_bs"] == list(GRAPH_SIZES)
     assert boot["optional_arguments"]["disable_prefill_cuda_graph"] is True
+    asked = launched(cuda_graph=True, prefill_cuda_graph=True)["optional_arguments"]
+    assert (asked["disable_prefill_cuda_graph"], asked["disable_piecewise_cuda_graph"]) == (False, False)
+    assert asked["cuda_graph_bs_prefill"] == asked["piecewise_cuda_graph_tokens"]
     assert "TRITON_INTERPRET" not in boot["environment"]
     assert boot["flags"] == []
     assert launched(cuda_graph=False)["arguments"]["disable_cuda_graph"] is True

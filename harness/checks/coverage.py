@@ -22,6 +22,8 @@ OWN_KERNEL = "flag"
 #: What a header calls a replacement kernel, and what a verdict does.
 NAMES = {"stand-in": "our kernel"}
 
+#: Wanted of whoever asks for prefill graphs.
+IN_GRAPH = "prompt_in_graph"
 ALWAYS = ("positions", "tokens", "extend_inputs", "cache_slots")
 WHEN_DECODING = ("parents", "accepts")
 #: Where an idle rank brings a draft state that can be seen; inside a CUDA graph it is a buffer of the graph.
@@ -79,7 +81,8 @@ def coverage_wanted(evidence: Evidence) -> tuple[dict[str, int], dict[str, int],
     """(coverage point -> times it happened, coverage point -> positions inside it, reasons for UNKNOWN)."""
     seen, inside = count(evidence.scenario, evidence.engine)
     reasons = []
-    for name in evidence.scenario.wants:
+    in_graphs = (IN_GRAPH,) if evidence.scenario.engine.prefill_cuda_graph else ()
+    for name in (*evidence.scenario.wants, *in_graphs):
         if name not in POINTS:
             reasons.append(f"asked for {name}, an unknown coverage point")
         elif not seen.get(name):

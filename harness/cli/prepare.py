@@ -52,6 +52,8 @@ Say = Callable[[str], None]
 
 #: MiB that a reference must take for its memory to be said: loading less takes no time, and fits anywhere.
 WORTH_SAYING = 256
+#: Engines that boot beside the one that is driven: on a CPU they would take each other's cores.
+BOOTS_AHEAD = {"cpu": 0, "cuda": 3}
 
 
 def make_plan(
@@ -71,10 +73,13 @@ def make_plan(
     reference_device: str = "auto",
     env: envs.EngineEnv | None = None,
     files: Sequence[Path | None] = (),
+    boots_ahead: int | None = None,
+    spawn: bool = False,
 ) -> Plan:
     """A plan for these scenarios on one engine, its environment and checkpoints in place. engine None: the usual.
 
     env: this ready environment, whatever `engine` says. files: where the user wrote each scenario, None for ours.
+    boots_ahead: None is the device's default. spawn: start processes as SGLang does.
     """
     version = envs.resolve(engine) if env is None else env.version
     if standing := envs.standing(version):
@@ -118,6 +123,8 @@ def make_plan(
         lease=lease,
         assumed=assumed,
         argv=tuple(sys.argv),
+        copies=not spawn,
+        ahead=BOOTS_AHEAD[device] if boots_ahead is None else boots_ahead,
     )
 
 

@@ -61,6 +61,7 @@ def settings_of(
         "page_size": engine.page_size,
         "dp_size": engine.dp_size,
         "cuda_graph": engine.cuda_graph,
+        "prefill_cuda_graph": engine.prefill_cuda_graph,
         "radix_cache": engine.radix_cache,
         "disable_overlap_schedule": engine.overlap_schedule is False,
         "disaggregation": engine.disaggregation,

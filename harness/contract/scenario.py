@@ -133,7 +133,8 @@ class EngineConfig(Strict):
     request. dp_size above 1 is DP attention: tp_size / dp_size ranks share a request, and chunked_prefill_size,
     max_running_requests and running_limit hold for each DP rank.
 
-    overlap_schedule, cuda_graph and radix_cache are SGLang's `disable_*` flags, said the other way round.
+    overlap_schedule, cuda_graph, prefill_cuda_graph and radix_cache are SGLang's `disable_*` flags, said the other way
+    round; prompts run in graphs beside decodes only.
     overlap_schedule None: what the release does by default for this speculation on this device. cuda_graph_max_bs None:
     graphs of a few small batches (see harness.engines.launch), else those SGLang captures up to that size.
     schedule_conservativeness: below 1 SGLang admits more than its pool holds at the end, and takes requests back then.
@@ -166,6 +167,7 @@ class EngineConfig(Strict):
     page_size: Annotated[int, Field(ge=1, le=512, description=PAGE_IS)] = 1
     overlap_schedule: bool | None = None
     cuda_graph: bool = False
+    prefill_cuda_graph: bool = False
     attention_backend: str = "triton"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     radix_cache: bool = True
@@ -403,6 +405,8 @@ def _check_sides(scenario: Scenario) -> None:
         )
     if scenario.engine.disaggregation_prefill and not scenario.engine.disaggregation:
         raise ValueError("engine.disaggregation_prefill needs engine.disaggregation\n  allowed: both, or neither")
+    if scenario.engine.prefill_cuda_graph and not scenario.engine.cuda_graph:
+        raise ValueError("engine.prefill_cuda_graph needs engine.cuda_graph\n  allowed: both, or neither")
     if scenario.engine.enable_dp_lm_head and scenario.engine.dp_size == 1:
         raise ValueError(
             "engine.enable_dp_lm_head needs engine.dp_size above 1, as SGLang does\n  allowed: both, or neither"

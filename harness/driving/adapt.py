@@ -66,6 +66,7 @@ class Wanted:
     dtype: str | None = None
     attention_backend: str | None = None
     cuda_graph: bool | None = None
+    prefill_cuda_graph: bool | None = None
     overlap_schedule: bool | None = None
     page_size: int | None = None
     context_length: int | None = None
@@ -98,6 +99,8 @@ def adapted(scenarios: Iterable[Scenario], wanted: Wanted, *, device: str) -> li
             f"--cuda-graph-max-bs {wanted.cuda_graph_max_bs}: no scenario runs in CUDA graphs\n"
             "  add  --device cuda --cuda-graph, or leave it out"
         )
+    if wanted.prefill_cuda_graph and not all(scenario.engine.cuda_graph for scenario in found):
+        raise UsageError("--prefill-cuda-graph: prompts run in CUDA graphs beside decodes only\n  add  --cuda-graph")
     return found
 
 
