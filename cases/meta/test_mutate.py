@@ -122,7 +122,7 @@ def test_a_drawn_mutant_is_the_same_for_a_seed_and_another_for_another(tmp_path)
     assert {one.file.split("/")[1] for one in drawn[:4]} == {"managers", "speculative"}, "packages take turns"
     assert len({one.id for one in drawn}) == 8
     for one in drawn:
-        assert one.applied(SOURCE) != SOURCE
+        assert fates.applied(SOURCE, [one]) != SOURCE
 
 
 def test_what_closes_over_other_variables_or_changes_nothing_is_not_drawn():
@@ -157,7 +157,7 @@ def test_functions_that_others_hold_run_the_mutated_code_until_the_next_swap(tmp
 
     def to(before, after):
         mutated.write_text(source.replace(before, after))
-        return swap.to("swapped_module", str(mutated))
+        return swap.to({"swapped_module": str(mutated)})
 
     gc.freeze()  # as a process that is forked from does
     try:
@@ -168,7 +168,7 @@ def test_functions_that_others_hold_run_the_mutated_code_until_the_next_swap(tmp
         assert to("2 * f", "3 * f") >= 1
         assert held(5) == 18, "an inner function that was made before has its code too"
         assert module.untouched.__code__ is untouched
-        assert swap.to("", "") == 0
+        assert swap.to({}) == 0
         assert (held(5), bound()) == (12, [4, 5])
     finally:
         gc.unfreeze()
@@ -177,7 +177,7 @@ def test_functions_that_others_hold_run_the_mutated_code_until_the_next_swap(tmp
 def test_what_cannot_be_swapped_is_an_error_and_changes_nothing(tmp_path):
     swap = source_swap.Swap()
     with pytest.raises(LookupError, match="no_such_module is not imported"):
-        swap.to("no_such_module", str(tmp_path))
+        swap.to({"no_such_module": str(tmp_path)})
     assert not swap.back
 
 
@@ -190,16 +190,25 @@ def test_lines_that_run_are_followed_with_the_tensors_they_read(tmp_path, monkey
     other = make_module(tmp_path, source, "not_followed")
     follow = source_swap.Executed(parts=("srt/speculative/",))
     batch = types.SimpleNamespace(lens=torch.zeros(3, dtype=torch.int32), text="")
+    begin, end = (follow._around(lambda: None, capturing=capturing) for capturing in (True, False))
     before = sys.gettrace()
-    sys.settrace(follow.enter)
     try:
+        sys.settrace(follow.enter)
+        module.f(batch, 1)  # the boot is not followed
+        begin()
         module.f(batch, 0)
+        end()
+        module.f(batch, 1)  # nor is what runs after a capture, before anything is served
+        captured = {2: {"batch.lens": ["torch.int32", 3]}, 3: {}, 5: {}}
+        file = "srt/speculative/followed.py"
+        assert follow.take() == {"executed": {}, "captured": {file: captured}}
+        module.f(batch, 1)
         other.f(batch, 1)
+        served = {**captured, 4: {"a": ["torch.int32", 3]}}
+        assert follow.take() == {"executed": {file: served}, "captured": {file: captured}}
+        assert follow.take()["executed"] == {}, "taken once"
     finally:
         sys.settrace(before)
-    file = "srt/speculative/followed.py"
-    assert follow.take() == {file: {2: {"batch.lens": ["torch.int32", 3]}, 3: {}, 5: {}}}
-    assert follow.take() == {}, "taken once"
 
 
 def test_a_property_is_not_asked_for_a_tensor():

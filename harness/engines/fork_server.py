@@ -27,7 +27,7 @@ from harness.engines.process import Launch, environment_of
 from harness.engines.processes import interrupts_held
 
 #: Of a boot record: what is not looked at before everything is imported.
-LATER = ("arguments", "optional_arguments", "probe", "flags", "mutants_in_graphs", "mutable", "executed")
+LATER = ("arguments", "optional_arguments", "probe", "flags", "mutants_in_graphs", "mutable", "mutated", "executed")
 
 
 def kind_of(launch: Launch) -> str:
