@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cases.fixed import default_scenarios
 from cases.meta import results
 from harness.both_sides.codes import changed, compiled, placed
 from harness.cli.report import _document
@@ -16,10 +17,12 @@ from harness.contract.usage import UsageError
 from harness.engine_side.host import source_swap
 from harness.search import fates
 from harness.search.board import Board, document
-from harness.search.executed import merged
+from harness.search.executed import Followed, One, Sound, merged
 from harness.search.fates import End, Explanation, Fate
 from harness.search.faults import draw
+from harness.search.mutate import Hunt
 from harness.search.operators import changes
+from harness.search.tasks import Task, together
 from reports.page import Beside, render_page
 from reports.reading import read_report
 
@@ -226,6 +229,66 @@ def test_merged_lines_keep_the_largest_tensor():
     one = {"f.py": {"3": {"x": ["torch.int64", 1]}}}
     other = {"f.py": {"3": {"x": ["torch.int64", 4]}, "9": {}}}
     assert merged([one, other]) == merged([other, one]) == {"f.py": {3: {"x": ["torch.int64", 4]}, 9: {}}}
+
+
+def test_lines_inside_and_outside_of_captures_are_drawn_from_apart():
+    sound = Sound(scenario=default_scenarios()[0], family="eagle", kind="", rows="x")
+    one = One(sound=sound, ran={"f.py": {1: {}, 2: {}}}, captured={"f.py": {2: {}}, "g.py": {9: {}}})
+    other = One(sound=sound.model_copy(update={"why": "FAIL"}), ran={"f.py": {7: {}}})
+    followed = Followed.of([one, other])
+    assert followed.ran == {"f.py": {1: {}}}
+    assert followed.captured == {"f.py": {2: {}}, "g.py": {9: {}}}
+
+
+def test_several_changes_of_a_file_are_made_where_each_would_be():
+    found = [results.asked(str(at)).model_copy(update={"start": at, "end": at + 1, "after": "xy"}) for at in (2, 0)]
+    assert fates.applied("abcd", found) == "xybxyd"
+    assert found[0].meets(found[0].model_copy(update={"start": 1}))
+    assert not found[0].meets(found[1])
+    assert not found[0].meets(found[0].model_copy(update={"file": "other.py"}))
+
+
+def tasks_of(*names, before=True, captured=False):
+    scenarios = tuple(default_scenarios()[:2])
+    places = {name: {"start": 2 * at, "end": 2 * at + 1, "captured": captured} for at, name in enumerate(names)}
+    return [
+        Task(
+            mutant=results.asked(name).model_copy(update=places[name]),
+            stage="family",
+            scenarios=scenarios,
+            before=Fate(id=name, end=End.SURVIVED, asked=("earlier",)) if before else None,
+        )
+        for name in names
+    ]
+
+
+def test_only_what_was_asked_before_and_shares_an_engine_is_asked_together():
+    assert [len(one) for one in together(tasks_of("a", "b"))] == [2]
+    assert [len(one) for one in together(tasks_of("a", "b", before=False))] == [1, 1]
+    assert [len(one) for one in together(tasks_of("a", "b", captured=True))] == [1, 1], "each boots its own engine"
+    assert [len(one) for one in together(tasks_of("a") * 2)] == [1, 1], "both would change one place"
+    assert [len(one) for one in together(tasks_of(*"abcdefghijk"))] == [8, 3]
+
+
+def test_of_several_mutants_the_one_that_shows_is_found_and_the_others_survive(monkeypatch, tmp_path):
+    ran = []
+
+    def run(self, found, scenario):
+        names = [one.id for one in found.mutants]
+        ran.append((scenario.name, "".join(names)))
+        found.asked.append(scenario.name)
+        if "e" in names:
+            found.end, found.rows = End.KILLED, True
+
+    monkeypatch.setattr(Hunt, "_run", run)
+    hunt = Hunt(engines=None, package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
+    tasks = tasks_of(*"abcdef")
+    first, second = (one.name for one in tasks[0].scenarios)
+    fates_of = {fate.id: fate for fate in hunt.ask(tasks)}
+    assert [fates_of[name].end for name in "abcdef"] == [End.SURVIVED] * 4 + [End.KILLED, End.SURVIVED]
+    assert fates_of["a"].asked == fates_of["f"].asked == ("earlier", first, second)
+    assert fates_of["e"].asked == ("earlier", first), "a kill ends it"
+    assert ran == [(first, one) for one in ("abcdef", "abc", "def", "d", "ef", "e", "f")] + [(second, "abcdf")]
 
 
 def test_changed_code_is_found_through_every_level():

@@ -93,7 +93,9 @@ def command(
     folder.mkdir(parents=True, exist_ok=True)
     setup = Setup(env=env, package=package, place=place, folder=folder, seed=seed, examples=examples, lease=lease)
     followed = _followed(root, setup, names, a_boot=a_boot, workers=workers, console=console)
-    plan = _plan(setup, followed, names, count=0 if follow_only else count, captured=inside_graphs)
+    if follow_only:
+        return Exit.PASS if all(not one.why for one in followed.sounds) else Exit.UNKNOWN
+    plan = _plan(setup, followed, names, count=count, captured=inside_graphs)
     write_whole(folder / fates.PLAN, plan.model_dump_json(indent=1).encode())
     explained = fates.explanations()
     part_of = fates.shares(plan.mutants, part)
@@ -124,7 +126,8 @@ def _followed(root: Path, setup: Setup, names: list[str], *, a_boot: int, worker
     def kept_all(found: Iterator[One], of: int) -> None:
         for number, one in enumerate(found, 1):
             known[one.sound.scenario.id] = one
-            keep_followed(root / fates.SOUND, one)
+            if one.sound.rows:
+                keep_followed(root / fates.SOUND, one)
             why = f": {one.sound.why}" if one.sound.why else ""
             say(console, f"scenario {number}/{of} {one.sound.scenario.name} {one.sound.seconds:.1f} s{why}")
 

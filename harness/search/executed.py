@@ -49,7 +49,8 @@ CANARY = {"kv_canary": "log", "kv_canary_real_data": "all"}
 class Sound(BaseModel):
     """A scenario without a mutant. lines: file -> those that it executed after the boot. why: if it cannot be used.
 
-    tokens, verifies: committed in verifies, and how many there were. rows: a digest of everything recorded. captured:
+    tokens, verifies: committed in verifies, and how many there were. rows: a digest of everything recorded, empty where
+    no engine drove it. captured:
     lines that ran while its engine captured CUDA graphs. canary: whether everything recorded is the same with SGLang's
     own kv_canary; None where that was not asked.
     """
@@ -59,11 +60,11 @@ class Sound(BaseModel):
     scenario: Scenario
     family: str
     kind: str
-    seconds: float
-    tokens: int
-    verifies: int
-    rows: str
-    lines: dict[str, list[int]]
+    seconds: float = 0.0
+    tokens: int = 0
+    verifies: int = 0
+    rows: str = ""
+    lines: dict[str, list[int]] = {}
     why: str = ""
     captured: dict[str, list[int]] = {}
     canary: bool | None = None
@@ -124,27 +125,29 @@ def with_boot(launch: Launch, *, patience: float = 1.0, **asked: Any) -> Launch:
 def follow(engines: LiveEngines, scenario: Scenario, family: str) -> One:
     """One scenario driven and judged, with the tensors that its lines saw."""
     launch = with_boot(engines.launch(scenario), executed=list(PARTS))
-    engines.use(launch)
-    start = time.monotonic()
-    trace = engines.drive(launch, scenario)
+    kind = f"{launch.boot['layered']} {launch.boot['overlap']} {launch.ranks} {bool(launch.beside)}"
+    sound = Sound(scenario=scenario, family=family, kind=kind)
+    try:
+        engines.use(launch)
+        start = time.monotonic()
+        trace = engines.drive(launch, scenario)
+    except EngineError as error:
+        return One(sound=sound.model_copy(update={"why": str(error).splitlines()[0]}), ran={})
     seconds = time.monotonic() - start
     outcome = engines.judge(scenario, trace, release=launch.boot["release"], revert=None)
     said = [event.data for event in trace.events if event.name == "source" and event.data["when"] == "end"]
     tensors, captured = (merged(data[name] for data in said) for name in ("executed", "captured"))
     tokens, verifies = accepted(outcome)
-    sound = Sound(
-        scenario=scenario,
-        family=family,
-        kind=f"{launch.boot['layered']} {launch.boot['overlap']} {launch.ranks} {bool(launch.beside)}",
-        seconds=round(seconds, 2),
-        tokens=tokens,
-        verifies=verifies,
-        rows=digest(trace),
-        lines={file: sorted(found) for file, found in tensors.items()},
-        captured={file: sorted(found) for file, found in captured.items()},
-        why="" if outcome.passed else f"{outcome.verdict.outcome}: {'; '.join(outcome.verdict.reasons[:2])}",
-    )
-    return One(sound=sound, ran=tensors, captured=captured)
+    known = {
+        "seconds": round(seconds, 2),
+        "tokens": tokens,
+        "verifies": verifies,
+        "rows": digest(trace),
+        "lines": {file: sorted(found) for file, found in tensors.items()},
+        "captured": {file: sorted(found) for file, found in captured.items()},
+        "why": "" if outcome.passed else f"{outcome.verdict.outcome}: {'; '.join(outcome.verdict.reasons[:2])}",
+    }
+    return One(sound=sound.model_copy(update=known), ran=tensors, captured=captured)
 
 
 def watch(engines: LiveEngines, one: One) -> One:

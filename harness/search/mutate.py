@@ -33,8 +33,8 @@ from harness.search.tasks import Task
 #: that.
 PATIENCE = {"cpu": 0.3, "cuda": 0.6}
 ALARM = "kv_canary violation:"
-#: An engine that ends so had too little of a card that many share: that says nothing of a mutant.
-NO_MEMORY = "out of memory"
+#: An engine that ends so had too little of a machine that many share: that says nothing of a mutant.
+CROWDED = ("out of memory", "did not boot within")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -268,16 +268,19 @@ class _Found:
 
     def not_booted(self, scenario: Scenario, error: EngineError) -> None:
         """Only one that boots with the mutant says something of it."""
-        line = str(error).splitlines()[0]
-        if not self.captured or isinstance(error, NoLease) or NO_MEMORY in str(error):
-            return self.say(End.ERROR, scenario, why=f"without the mutant: {line}")
-        return self.refused(scenario, line)
+        said = str(error)
+        if not self.captured:
+            return self.say(End.ERROR, scenario, why=f"without the mutant: {said.splitlines()[0]}")
+        if isinstance(error, NoLease) or any(words in said for words in CROWDED):
+            return self.say(End.ERROR, scenario, why=said.splitlines()[0])
+        return self.refused(scenario, said)
 
     def refused(self, scenario: Scenario, error: str) -> None:
         """There is no trace: what SGLang refused everybody sees; a defect of ours is not a kill."""
-        line = error.splitlines()[0]
-        if DEFECT in line:
-            self.say(End.ERROR, scenario, why=line)
+        lines = error.splitlines()
+        line = next((one.strip() for one in reversed(lines) if "Error" in one), lines[0])
+        if DEFECT in lines[0]:
+            self.say(End.ERROR, scenario, why=lines[0])
         else:
             self.say(End.KILLED, scenario, check="engine", kinds=("CRASH",), why=line)
 
