@@ -369,7 +369,10 @@ def test_the_page_of_a_report_shows_the_board(tmp_path):
     run = results.store(tmp_path / "runs", ("single", results.sound))
     file = tmp_path / "mutate.json"
     file.write_text(json.dumps(document(Board.of(CAMPAIGN, FOUND, EQUIVALENT))))
-    text = render_page(read_report(run), beside=Beside(mutants=_document(file, "mutants")))
+    of_a_night = document(Board.of(CAMPAIGN, FOUND, EQUIVALENT)) | {"families": ["tree"]}
+    text = render_page(read_report(run), beside=Beside(mutants=_document(file, "mutants"), boards=[of_a_night]))
+    assert text.count('<h2 id="mutants-title') == text.count("Mutants <span") == 2
+    assert text.count("(eagle)") == text.count("(tree)") == 1
     assert "Of 4 that are not equivalent, seen over the same runs by: eaglecheck 3, text parity 2," in text
     assert "<code>srt/speculative/one.py</code>" in text
     assert "never read" in text, "why a survivor is equivalent"

@@ -13,7 +13,7 @@ from harness.driving.live import LiveEngines
 from harness.engines.errors import EngineError
 from harness.night.cells import Cell, Mutants
 from harness.night.records import CellResult, Seen
-from harness.search.board import Board, Line
+from harness.search.board import Board, Line, document
 from harness.search.executed import Followed, follow
 from harness.search.fates import Campaign, Fate, explanations
 from harness.search.faults import draw
@@ -74,6 +74,7 @@ def _result(cell: Cell, board: Board | None, *, start: float, why: str = "") -> 
         ties=0,
         choices=0,
         seconds=round(time.monotonic() - start, 1),
+        board=None if board is None else document(board),
     )
 
 
