@@ -15,6 +15,8 @@ from harness.cli.report import _document
 from harness.contract.types import Outcome
 from harness.contract.usage import UsageError
 from harness.engine_side.host import source_swap
+from harness.engines.errors import EngineError, NoLease
+from harness.engines.process import Launch
 from harness.search import fates
 from harness.search.board import Board, document
 from harness.search.executed import Followed, One, Sound, merged
@@ -289,6 +291,52 @@ def test_of_several_mutants_the_one_that_shows_is_found_and_the_others_survive(m
     assert fates_of["a"].asked == fates_of["f"].asked == ("earlier", first, second)
     assert fates_of["e"].asked == ("earlier", first), "a kill ends it"
     assert ran == [(first, one) for one in ("abcdef", "abc", "def", "d", "ef", "e", "f")] + [(second, "abcdf")]
+
+
+class Engines:
+    """Notes what is booted; an engine that boots with a mutant in one file dies of it."""
+
+    device, boots, logs, log_name = "cuda", 0, Path("none"), "engine-{boot}.log"
+
+    def __init__(self, error):
+        self.error, self.booted = error, []
+
+    def launch(self, _scenario):
+        return Launch(python=Path("python"), pythonpath=(), boot={"optional_arguments": {}})
+
+    def use(self, launch):
+        self.booted.append(launch.boot.get("mutated", {}))
+        raise self.error
+
+    def alive(self):
+        return False
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("captured", "error", "end"),
+    [
+        (True, EngineError("the engine ended while booting; it ends with:\n  TypeError: f()\n  sigquit"), End.KILLED),
+        (True, EngineError("the engine ended while booting; it ends with:\n  CUDA out of memory"), End.ERROR),
+        (True, EngineError("the engine did not boot within 180 s"), End.ERROR),
+        (True, NoLease("every lease is taken"), End.ERROR),
+        (False, EngineError("the engine ended while booting"), End.ERROR),
+    ],
+)
+def test_a_boot_that_fails_says_something_of_a_mutant_only_where_it_boots_with_it(tmp_path, captured, error, end):
+    (tmp_path / "srt" / "speculative").mkdir(parents=True)
+    (tmp_path / "srt" / "speculative" / "one.py").write_text(SOURCE)
+    engines = Engines(error)
+    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=(), release="0.5.23")
+    (fate,) = hunt.ask(tasks_of("a", before=False, captured=captured))
+    assert (fate.end, fate.ended) == (end, end is End.KILLED)
+    file = str(tmp_path / "mutated" / "a.py")
+    assert engines.booted[0] == ({"sglang.srt.speculative.one": file} if captured else {})
+    if end is End.KILLED:
+        assert fate.why == "TypeError: f()"
+    assert not list((tmp_path / "mutated").iterdir()), "no mutated file is left"
 
 
 def test_changed_code_is_found_through_every_level():
