@@ -148,7 +148,7 @@ class Gate:
             if op == "mutant":
                 return {"op": "armed", **self._arm(command)}, {}
             if op == "swap":
-                return {"op": "swapped", "functions": source_swap.SWAP.to(command["module"], command["file"])}, {}
+                return {"op": "swapped", "functions": source_swap.SWAP.to(command["files"])}, {}
             if op == "retract":
                 self.retraction.ask(command["rids"])
                 return {"op": "asked"}, {}
