@@ -46,7 +46,10 @@ KV_MAP = tuple(
 )
 TREE = ("sglang.srt.speculative.eagle_utils:build_tree_kernel_efficient",)
 LOGITS = "sglang.srt.layers.logits_processor:LogitsProcessor.forward"
-PREFIX = ("sglang.srt.mem_cache.radix_cache:RadixCache.match_prefix",)
+#: What makes a cached prefix one of a draft, whose rows know the next token; then what looks it up.
+PREFIX = tuple(
+    f"sglang.srt.mem_cache.radix_cache:{name}" for name in ("RadixKey.maybe_to_bigram_view", "RadixCache.match_prefix")
+)
 BACKUP = (f"{BATCH}:Req.offload_kv_cache",)
 HANDED = ("sglang.srt.disaggregation.prefill:PrefillBootstrapQueue._init_kv_manager",)
 SENT = ("sglang.srt.disaggregation.utils:MetadataBuffers.set_buf",)
@@ -188,7 +191,8 @@ def _model(found: Divergence, row: compat.Release, backend: str, around: Around)
     if around.handed_over and side == "draft":
         return Place(component="draft's KV, as it was handed over", made=HANDED, read=read)
     if around.prefix and (key.phase != Phase.PREFILL or around.chunk is None or around.chunk[0] == around.prefix):
-        return Place(component=f"{side}'s KV behind a cached prefix", made=PREFIX, read=read)
+        made = PREFIX if side == "draft" else PREFIX[1:]
+        return Place(component=f"{side}'s KV behind a cached prefix", made=made, read=read)
     if key.phase in (Phase.DRAFT, Phase.VERIFY) and "KV slots read" not in around.right:
         plan = _plan(found, backend)
         return replace(plan, component=f"{side} model's forward, or the plan of its attention, which was not recorded")

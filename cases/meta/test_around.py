@@ -33,7 +33,7 @@ def blamed(found, known=blame.UNKNOWN, release="0.5.23", **options):
     [
         (Phase.DRAFT_PREFILL, {"models": {"draft": MODEL}}, "draft model's forward", "srt/models/llama_eagle3.py"),
         (Phase.DRAFT_PREFILL, {}, "draft model's forward", "srt/model_executor/model_runner.py ModelRunner.forward"),
-        (Phase.DRAFT_PREFILL, {"prefix": 29}, "draft's KV behind a cached prefix", "RadixCache.match_prefix"),
+        (Phase.DRAFT_PREFILL, {"prefix": 29}, "draft's KV behind a cached prefix", "RadixKey.maybe_to_bigram_view"),
         (Phase.PREFILL, {"prefix": 29, "chunk": (29, 40, True)}, "target's KV behind a cached prefix", "match_prefix"),
         (Phase.EXTEND, {"handed_over": True, "attempt": 1}, "does not back up", "Req.offload_kv_cache"),
         (Phase.DRAFT, {"handed_over": True}, "as it was handed over", "_init_kv_manager"),

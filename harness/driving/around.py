@@ -60,7 +60,7 @@ class Around:
         found += ["its KV was handed over by the prefill side"] * self.handed_over
         if self.prefix:
             wrote = f", which request {self.prefix_of} wrote" if self.prefix_of else ""
-            found.append(f"its first {counted(self.prefix, 'row')} of KV came from the prefix cache{wrote}")
+            found.append(f"{counted(self.prefix, 'leading row')} of its KV came from the prefix cache{wrote}")
         if self.chunk is not None:
             first, end, last = self.chunk
             whole = " (its only chunk)" if last and first == 0 else " (the last chunk)" if last else ""
