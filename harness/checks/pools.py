@@ -80,6 +80,7 @@ class Pools:
     evidence: Evidence
     _held: dict[str, Ints] = field(default_factory=dict)
     _owners: dict[tuple[str, int], int] = field(default_factory=dict)
+    _names: list[tuple[str, int]] = field(default_factory=list)
     #: slot of each position that a request wrote itself
     places: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)
     _common: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -180,10 +181,13 @@ class Pools:
         self._held[pool] = known
 
     def _owner(self, rid: str, attempt: int) -> int:
-        return self._owners.setdefault((rid, attempt), len(self._owners))
+        if (rid, attempt) not in self._owners:
+            self._owners[rid, attempt] = len(self._names)
+            self._names.append((rid, attempt))
+        return self._owners[rid, attempt]
 
     def _name(self, owner: int) -> tuple[str, int]:
-        return list(self._owners)[owner]
+        return self._names[owner]
 
     def _alike(self, one: str, other: str) -> int:
         """How many leading tokens two requests share."""

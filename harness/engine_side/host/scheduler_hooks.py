@@ -25,7 +25,7 @@ from ..probes.recorder import Recorder
 from ..probes.staging import StagingBuffer
 from . import draft_input_builder
 from .gate import Gate
-from .given import given
+from .given import given, models
 from .import_patches import release_of
 from .processes import ENV_SOCKET, connect
 from .scheduler_state import pool_level
@@ -140,6 +140,7 @@ def _install_in(
         "revert": boot["revert"],
         "asked": {name: value for name, value in wanted.items() if name not in NAMED},
         "given": given(scheduler, set(wanted) - NAMED),
+        "models": models(scheduler),
         "flags": boot["flags"],
         "eos_token_ids": _eos(scheduler, boot.get("eos_token_ids")),
         **{name: boot[name] for name in ("slimmed", "changed_files", "server_args") if boot.get(name)},

@@ -94,6 +94,8 @@ class Sites:
             (pools, f"{pool.__name__}.alloc", self._alloc),
             (pools, f"{pool.__name__}.free", self._free),
         ]
+        if "free_segment" in vars(pool):  # a paged pool from 0.5.17 on gives rows back without `free`
+            inside.append((pools, f"{pool.__name__}.free_segment", self._free))
         scheduling = sys.modules["sglang.srt.managers.scheduler"]
         inside.append((scheduling, "Scheduler._abort_on_queued_limit", self._queue))
         if hasattr(batch.ScheduleBatch, KEPT_FIRST):  # 0.5.17 and later
