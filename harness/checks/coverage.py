@@ -58,7 +58,7 @@ def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
             notes.append(f"not exercised: {subject} ({entry.get('operation', '?')} replaced by {by})")
     attention = [str(one["operation"]) for one in replaced_kernels(evidence.engine.header) if _of_attention(one)]
     if hosted := [one for one in replaced_kernels(evidence.engine.header) if one.get("subject") == HOST_COPIES]:
-        names = ", ".join(str(one["operation"]).rpartition(".")[2] for one in hosted)
+        names = ", ".join(dict.fromkeys(str(one["operation"]).rpartition(".")[2] for one in hosted))
         notes.append(f"not exercised: {HOST_COPIES} ({names} replaced by {NAMES['stand-in']})")
     if attention:
         names = ", ".join(operation.rpartition(".")[2] for operation in attention)
