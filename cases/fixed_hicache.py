@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from cases.boots import Boot
-from cases.fixed import DRAIN, boot_program, request, submit, tokens
+from cases.fixed import DRAIN, boot_program, request, steps, submit, tokens
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Op, Scenario
 
@@ -34,6 +34,8 @@ def _each(*rids: str) -> list[Op]:
 
 def host_shapes(boot: Boot) -> list[Scenario]:
     """Hits from the host: a whole prefix, in chunks behind it, in part, by two at once, by one that was taken back.
+
+    The last is taken back while another waits, which evicts its prefix before it comes back.
 
     Two requests have the common prompt before it is evicted: `write_through_selective` stores what was hit twice.
     """
@@ -71,8 +73,16 @@ def host_shapes(boot: Boot) -> list[Scenario]:
         ),
         program(
             "taken-back",
-            [*first, *evicting, _behind("c", 514, new=30), request("e", 30, seed=515, new=40)],
-            [*_each(*"abxy"), submit("c", "e"), Op(kind="step", count=3), Op(kind="retract"), DRAIN],
-            wants=WANTS,
+            [*first, *evicting, _behind("c", 514, new=30), request("e", 20, seed=515, new=20), _evicting("f", 516)],
+            [
+                *_each(*"abxy"),
+                submit("c", "e"),
+                steps(3),
+                submit("f"),
+                steps(1),
+                Op(kind="retract", rids=("c",)),
+                DRAIN,
+            ],
+            wants=[*WANTS, "partial_retraction", "host_hit_retracted"],
         ),
     ]
