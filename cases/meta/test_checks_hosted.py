@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from cases.meta import handmade
-from cases.meta.test_coverage_points import decode, prefill, trace
+from cases.meta.test_coverage_points import decode, prefill, record, trace
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
-from harness.contract.trace import Event
+from harness.contract.trace import Event, RowBuilder
 from harness.coverage import POINTS, Where, names
 from harness.engine_side.hooks import HookRegistry
 from harness.engine_side.probes.cached_rows import CachedRows
@@ -43,7 +43,7 @@ LOADED = copied(0, "loaded", [0, 1], [7, 8], "r1")
         ("host_hit_in_part", HIT, LOADED, copied(0, "loaded", [0, 1, 2, 3], [6, 7, 8, 9], "r1")),
         (
             "host_hit_retracted",
-            (prefill(0, ("r1", 0, 6, True)), decode(1, ("r1", 6, 1)), prefill(2, ("r1", 4, 3, True), attempt=1)),
+            (prefill(0, ("r1", 0, 6, True)), decode(1, ("r1", 6, 1)), record(2, "PREFILL", [("r1", 1, 4, 3, True)])),
             copied(2, "loaded", [0, 1], [7, 8], "r1"),
             copied(0, "loaded", [0, 1], [7, 8], "r1"),
         ),
@@ -93,15 +93,52 @@ def test_of_what_was_never_stored_nothing_is_known_after_it_was_loaded():
 
 # The check
 
-PROMPTS = handmade.scenario(prompts=(4, 4), chunk=8, max_new_tokens=3)
+ALIKE = handmade.scenario(prompts=(4, 4), chunk=8, max_new_tokens=3)
+ALIKE = ALIKE.model_copy(
+    update={
+        "requests": tuple(
+            one.model_copy(update={"input_ids": (7, 8, 9, 3 + i)}) for i, one in enumerate(ALIKE.requests)
+        )
+    }
+)
 
 
-def hit(made, *, loaded, stored=(3, 4, 5)):
-    """r1 as if the first three tokens of its prompt, those of r0, had come from the host; stored: slots of r0."""
-    rounds = [record for record in made.rounds if "r1" in record.rids]
-    first = rounds[0].index
-    events = (copied(first, "stored", [10, 11, 12], list(stored)), copied(first, "loaded", *loaded, "r1"))
-    return replace(made, events=(*made.events, *events))
+def hit(*, stored=(0, 1, 2), loaded=(10, 11, 12), layers=2):
+    """r0's prompt in slots 0 to 3, of which three go to the host, then r1 behind them, in slots 20 to 22."""
+    rows = RowBuilder()
+    for slot in range(4):
+        rows.add(rid="r0", phase="PREFILL", slot=slot, committed=0, round=0, cache_slot=slot)
+        for layer in range(layers):
+            if not (unwritten and layer):
+                rows.add(rid="r0", phase="DRAFT_PREFILL", slot=slot, committed=0, round=0, step=layer, cache_slot=slot)
+    rows.add(rid="r1", phase="DRAFT_PREFILL", slot=0, committed=3, round=1, step=layers - 1, cache_slot=23)
+    rows.add(rid="r1", phase="PREFILL", slot=0, committed=3, round=1, cache_slot=23)
+    events = (
+        copied(1, "stored", [10, 11, 12], list(stored)),
+        copied(1, "loaded", list(loaded), [20, 21, 22], "r1"),
+    )
+    made = trace(prefill(0, ("r0", 0, 4, True)), prefill(1, ("r1", 3, 1, True)), events=events)
+    return run_check(CHECKS["host"], gather(ALIKE, replace(made, rows=rows.build()), None))
+
+
+def test_rows_of_the_same_tokens_from_the_host_are_the_prefix_of_whoever_needs_them():
+    result = hit()
+    assert (result.divergences, result.compared) == ([], {"host_rows": 9})
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected", "observed"),
+    [
+        ({"stored": (0, 1, 3)}, "position 2 in the {} pool, loaded to slot 22", "position 3 of request r0, and 0 more"),
+        ({"stored": (1, 2, 3)}, "position 0 in the {} pool, loaded to slot 20", "position 1, and 2 more"),
+        ({"loaded": (10, 11, 40)}, "position 2 in the {} pool, loaded to slot 22", "nobody wrote it, and 0 more"),
+    ],
+)
+def test_other_rows_from_the_host_are_named_pool_by_pool(facts, expected, observed):
+    found = hit(**facts).divergences
+    assert [one.expected for one in found] == [expected.format(pool) for pool in ("target", "draft 0", "draft 1")]
+    assert {one.observed for one in found} == {f"{observed} that are not its own"}
+    assert {(one.kind, one.key.rid, one.key.phase) for one in found} == {("CACHE_SLOT", "r1", "PREFILL")}
 
 
 # The probe
@@ -168,4 +205,5 @@ def test_rows_go_to_host_pages_and_back_layer_by_layer():
         assert torch.equal(back[1][:8], device[layers + layer][:8])
     back = [torch.zeros(12, 1, 2)]
     cpu_hicache.transfer_rows([device[0]], back, torch.tensor([3, 1]), torch.tensor([0, 9]), 1)
-    assert torch.equal(back[0][[0, 9]], device[0][[3, 1]]) and not back[0][1:9].any()
+    assert torch.equal(back[0][[0, 9]], device[0][[3, 1]])
+    assert not back[0][1:9].any()
