@@ -109,8 +109,7 @@ def hit(*, stored=(0, 1, 2), loaded=(10, 11, 12), layers=2):
     for slot in range(4):
         rows.add(rid="r0", phase="PREFILL", slot=slot, committed=0, round=0, cache_slot=slot)
         for layer in range(layers):
-            if not (unwritten and layer):
-                rows.add(rid="r0", phase="DRAFT_PREFILL", slot=slot, committed=0, round=0, step=layer, cache_slot=slot)
+            rows.add(rid="r0", phase="DRAFT_PREFILL", slot=slot, committed=0, round=0, step=layer, cache_slot=slot)
     rows.add(rid="r1", phase="DRAFT_PREFILL", slot=0, committed=3, round=1, step=layers - 1, cache_slot=23)
     rows.add(rid="r1", phase="PREFILL", slot=0, committed=3, round=1, cache_slot=23)
     events = (
