@@ -61,13 +61,13 @@ def host_shapes(boot: Boot) -> list[Scenario]:
         ),
         program(
             "part",
-            [*first, _behind("h", 507, shared=32, more=20), request("x", 30, seed=513, new=6), _behind("c", 504)],
-            _each(*"abhxc"),
+            [*first, *evicting, _behind("h", 507, shared=32, more=20), _behind("c", 504)],
+            _each(*"abxhyc"),
             wants=[*WANTS, "host_hit_in_part"],
         ),
         program(
             "together",
-            [*first, *evicting, _behind("c", 508, shared=48), _behind("d", 509, shared=48, more=7)],
+            [*first, *evicting, _behind("c", 508, shared=48), _behind("d", 509, shared=48, more=7, new=14)],
             [*_each(*"abxy"), submit("c", "d"), DRAIN],
             wants=[*WANTS, "batch_shrinks"],
         ),
