@@ -105,7 +105,9 @@ def build_launch(
         "flags": ["torch.compile off"] if device == "cpu" else [],
         "slimmed": list(env.slimmed),
         "changed_files": list(published.changed(env)),
-        "environment": _environment(device=device, revert=revert, ranks=engine.tp_size) | dict(env.environ),
+        "environment": _environment(device=device, revert=revert, ranks=engine.tp_size)
+        | ({"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"} if engine.enable_unified_radix_tree else {})
+        | dict(env.environ),
         "arguments": {
             "model_path": str(target),
             "speculative_draft_model_path": str(draft),
