@@ -126,6 +126,8 @@ def build_launch(
         boot["arguments"] |= {"lora_paths": dict(adapters)}
         if device == "cpu":  # the one backend of which no kernel is for a GPU
             boot["arguments"] |= {"lora_backend": "torch_native"}
+    if boot["arguments"].get("enable_hierarchical_cache"):
+        boot["host_cache"] = True
     if tokenizer is not None:
         boot["arguments"]["tokenizer_path"] = str(tokenizer)
     if eos is not None or not engine.skip_tokenizer_init:
@@ -202,6 +204,8 @@ def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, st
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(home() / "kernels" / "inductor")
         if ranks > 1:  # multicast over NVLink can put the cards of a shared host out of service
             environment |= NO_MULTICAST
+            # Engines share cards by their leases, so that one card may well have less memory free than another.
+            environment["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "0"
     if revert is not None:
         environment["SGLANG_DEBUG_REVERT_PR"] = str(revert)
     return environment
