@@ -25,9 +25,10 @@ GRAMMAR = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFacts:
-    """What a condition can say of a draft that the user named: its config's keys, and what its file shows of `fc`.
+    """What a condition can say of a draft that the user named: its config's keys, and what its file shows.
 
-    fc_square: it makes no more of its input, as of one feature in EAGLE-3.
+    fc_square: fc makes as much as it reads, as of one feature in EAGLE-3. later_input_norm: an EAGLE-3 layer behind the
+    first has an input_layernorm and no hidden_norm.
 
     Of a pair of ours nothing: there `checkpoint` says which it is.
     """
@@ -37,6 +38,7 @@ class DraftFacts:
     norm_before_residual: bool = False
     fc_bias: bool = False
     fc_square: bool = False
+    later_input_norm: bool = False
 
 
 #: Of a draft that is not known.
