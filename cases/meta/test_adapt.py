@@ -9,7 +9,7 @@ from cases import catalogue
 from cases.fixed import default_scenarios
 from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.contract.usage import UsageError
-from harness.driving.adapt import Wanted, adapted, check_possible, refusal
+from harness.driving.adapt import Wanted, adapted, check_possible, refusal, undrawn
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import GRAPH_SIZES, build_launch, dtype_on
 
@@ -128,6 +128,27 @@ def test_overlap_on_a_gpu_is_what_the_release_does_by_default(launched):
 @pytest.mark.parametrize(("given", "level"), [(True, "full"), (False, "off"), ("tokens", "tokens"), ("full", "full")])
 def test_probe_levels(given, level, launched):
     assert launched(device="cpu", probe=given)["probe"] == level
+
+
+def test_what_a_bundle_without_flashinfer_cannot_draw_is_refused(tmp_path):
+    env = EngineEnv(
+        version="0.5.13", python=tmp_path, pythonpath=(tmp_path,), torch="2.11.0", ready=True, unpacked=True
+    )
+    chain, beside_greedy, rules = (
+        catalogue.read_scenario(Path("cases/scenarios") / f"{name}.json")
+        for name in ("sampled-chain", "sampled-rejection", "rules-rejection")
+    )
+    drawn = [one for one in beside_greedy.requests if not one.greedy]
+    alone = beside_greedy.model_copy(update={"requests": tuple(drawn)})
+    cut = rules.model_copy(update={"requests": tuple(one for one in rules.requests if one.rid == "top-p")})
+    for scenario in (chain, beside_greedy, cut):
+        assert "and SGLang 0.5.13 draws by flashinfer's kernels" in undrawn(scenario, env, device="cuda")
+        assert not undrawn(scenario, env, device="cpu")
+        assert not undrawn(scenario, replace(env, unpacked=False), device="cuda")
+    assert not undrawn(alone, env, device="cuda")
+    assert not undrawn(SCENARIO, env, device="cuda")
+    (tmp_path / "flashinfer").mkdir()
+    assert not undrawn(chain, env, device="cuda")
 
 
 @pytest.mark.parametrize(

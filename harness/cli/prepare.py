@@ -24,7 +24,17 @@ from harness.contract.providers import AUTO, WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
-from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, called, check_possible, unpredicted, unwitnessed
+from harness.driving.adapt import (
+    DEVICES,
+    NOTHING,
+    Wanted,
+    adapted,
+    called,
+    check_possible,
+    undrawn,
+    unpredicted,
+    unwitnessed,
+)
 from harness.driving.footprint import CONTEXT_MIB, Footprint, footprint, kept_a_row
 from harness.driving.own_pair import OwnPair, described
 from harness.driving.pairs import NoProviderError, checkpoint_pairs, load_now
@@ -87,6 +97,8 @@ def make_plan(
     lease = gpu_lease(device, share)
     root = writable(runs_root(runs))
     env = env or engine_environment(version, say)
+    if why := _first(scenarios, files, partial(undrawn, env=env, device=device)):
+        raise UsageError(why)
     pairs = checkpoint_pairs(scenarios, device=device, own=own)
     place = CPU
     if reference != WITNESS:
@@ -95,6 +107,8 @@ def make_plan(
     place = CPU if reference == WITNESS else place
     if own is not None:
         say(described(own.facts()))
+        if ids := own.target.eos_beyond:
+            say(f"eos_token_id {', '.join(map(str, ids))}: outside the vocabulary of {own.vocab}, so it ends no text")
     return Plan(
         env=env,
         scenarios=tuple(scenarios),
@@ -165,15 +179,18 @@ def reference_place(
     say: Say,
 ) -> Place:
     """Where the reference computes and what it takes, said; UsageError with the numbers where it does not fit."""
-    kind = asked.partition(":")[0]
-    if kind not in ("auto", "cpu", "cuda"):
+    kind, _, number = asked.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
         raise UsageError(f"--reference-device {asked}\n  allowed: auto, cpu, cuda, cuda:N")
     if own is None:
         if kind == "cuda":
             raise UsageError(f"--reference-device {asked}: the tiny pairs are computed on the CPU\n  leave it out")
         return CPU
-    if kind == "cuda" and not _cards():
+    cards = len(_cards()) if kind == "cuda" else 0
+    if kind == "cuda" and not cards:
         raise UsageError(f"--reference-device {asked}: no NVIDIA GPU is here\n  allowed here: auto, cpu")
+    if number and int(number) >= cards:
+        raise UsageError(f"--reference-device {asked}: that GPU is not here\n  allowed: cuda:0 to cuda:{cards - 1}")
     held = dtype_on(device, scenarios[0].engine.dtype)
     need = footprint(own.target, own.draft, scenarios, held=held)
     on_card = _fits_beside(need, lease) if kind == "auto" and device == "cuda" else kind == "cuda"

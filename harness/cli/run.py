@@ -127,7 +127,8 @@ def _known_failures(chosen: list[Scenario], device: str, assumed: list[str]) -> 
         met = sum(one.shows_in(each.spec, each.engine, device=device, asked=asked) for each, asked in keys)
         if met and name not in assumed:
             found.append(
-                f"{name} fails {met} of {counted(len(chosen), 'scenario')}; they are judged with  --assume {name}"
+                f"{name} fails {met} of {counted(len(chosen), 'scenario')} here; to have the rest of them judged, add"
+                f"  {' '.join(f'--assume {each}' for each in (name, *one.behind))}"
             )
     return found
 

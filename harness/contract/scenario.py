@@ -155,6 +155,9 @@ class EngineConfig(Strict):
     disable_hybrid_swa_memory: models with sliding windows keep all their KV in one pool; false: layers with a window
     have a pool of their own, whose slots are given back once no window reaches them.
 
+    enable_unified_radix_tree: the prefix cache is the unified tree also where a release has others, by SGLang's
+    environment variable of that name.
+
     server_args: further arguments of SGLang's own, which go to it as they are (see harness.engines.server_args).
 
     lora_paths: LoRA adapters that requests may name; on the tiny pairs those of cases.adapters, by their names.
@@ -187,6 +190,7 @@ class EngineConfig(Strict):
     disaggregation_decode_radix_cache: bool = False
     disaggregation_prefill: dict[Literal["max_total_tokens", "radix_cache"], int | bool] = Field(default={})
     disable_hybrid_swa_memory: bool = True
+    enable_unified_radix_tree: bool = False
     deterministic_inference: bool = False
     rejection_sampling: bool = False
     skip_tokenizer_init: bool = True

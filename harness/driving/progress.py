@@ -27,6 +27,7 @@ from harness.contract.texts import text_identical
 from harness.contract.trace import Trace, replaced_kernels
 from harness.contract.types import Divergence, Outcome, Verdict
 from harness.driving.accept_lengths import AcceptLengths, AcceptRounds, total
+from harness.driving.around import Around, around
 from harness.driving.own_pair import OwnPair, draft_facts
 from harness.driving.place import CPU, Place
 from harness.engines.envs import EngineEnv
@@ -127,6 +128,7 @@ class ScenarioResult:
     trace, reference: a run that stored them keeps only the header. text_identical: whether no text shows what is wrong.
     accepted: accept length, the bonus included -> verifies of that length. accept: expected and observed ones;
     accept_of: those of the rounds that a finding and its consequences touch, by signature; None where nothing is known.
+    around: what is known of the place where a root finding begins, by signature.
     providers: who judged target and draft, empty without a reference. witnessed: what of it, where a witness did.
     known: signature, or reason for UNKNOWN -> the known issues that it may be; says nothing about the verdict.
     folder, reproducer: where it is stored. seconds: wall time by part (engine, reference, judge, store).
@@ -147,6 +149,7 @@ class ScenarioResult:
     witnessed: Witnessed = field(default_factory=Witnessed)
     accept: AcceptLengths | None = None
     accept_of: Mapping[str, AcceptLengths | None] = field(default_factory=dict)
+    around: Mapping[str, Around] = field(default_factory=dict)
     known: Mapping[str, tuple[Known, ...]] = field(default_factory=dict)
     folder: Path = Path()
     reproducer: Path | None = None
@@ -182,6 +185,11 @@ class ScenarioResult:
             witnessed=Witnessed() if reference is None else witnessed_in(reference.header),
             accept=rounds.all(),
             accept_of={one.signature: rounds.touched_by(members(one, divergences)) for one in findings},
+            around={
+                one.signature: around(one.first, scenario, trace, reference, divergences)
+                for one in findings
+                if one.is_root
+            },
             known=_known(scenario, setup, verdict, divergences, explained(reference)),
             **stored,
         )

@@ -105,7 +105,9 @@ def build_launch(
         "flags": ["torch.compile off"] if device == "cpu" else [],
         "slimmed": list(env.slimmed),
         "changed_files": list(published.changed(env)),
-        "environment": _environment(device=device, revert=revert, ranks=engine.tp_size) | dict(env.environ),
+        "environment": _environment(device=device, revert=revert, ranks=engine.tp_size)
+        | ({"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"} if engine.enable_unified_radix_tree else {})
+        | dict(env.environ),
         "arguments": {
             "model_path": str(target),
             "speculative_draft_model_path": str(draft),
@@ -124,6 +126,8 @@ def build_launch(
         boot["arguments"] |= {"lora_paths": dict(adapters)}
         if device == "cpu":  # the one backend of which no kernel is for a GPU
             boot["arguments"] |= {"lora_backend": "torch_native"}
+    if boot["arguments"].get("enable_hierarchical_cache"):
+        boot["host_cache"] = True
     if tokenizer is not None:
         boot["arguments"]["tokenizer_path"] = str(tokenizer)
     if eos is not None or not engine.skip_tokenizer_init:

@@ -58,7 +58,7 @@ def _in_child() -> None:
 
 
 def _hook_scheduler(hooks: ImportHooks, ops: Any, boot: dict[str, Any]) -> None:
-    if boot.get("mutable") or boot.get("executed") or "kv_canary" in boot["optional_arguments"]:
+    if boot.get("mutable") or boot.get("mutated") or boot.get("executed") or "kv_canary" in boot["optional_arguments"]:
         from eaglecheck_engine.engine_side.host import source_swap  # needs torch
 
         source_swap.install(boot, hooks)

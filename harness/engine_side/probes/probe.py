@@ -46,7 +46,7 @@ class Probe:
         self.hooks = HookRegistry() if graphs is None else graphs.hooks
         self._verify = VerifyProbe(recorder, release, self.hooks)
         rows = recorder.staging is None and graphs is None and not receives
-        self._attention = AttentionProbe(recorder, self.hooks, rows=rows)
+        self.attention = AttentionProbe(recorder, self.hooks, rows=rows)
         self._replays = 0
         #: whether a draft extend leaves requests out and packs the rows of the others
         self._packs = release.generation == "v1"
@@ -83,7 +83,7 @@ class Probe:
             wrap(module, CHAIN_CHOOSER, self._choose_chain)
         self._verify.install()
         wrap(runner, "ModelRunner.forward", self._forward)
-        self._attention.install()
+        self.attention.install()
         if self.graphs is not None:
             self.graphs.wanted = lambda: self.recorder.round is not None
             self.graphs.on_replay = self._replayed
@@ -236,9 +236,9 @@ class Probe:
                 self._goes_in(
                     inputs_of(forward_batch.input_ids, forward_batch.positions, forward_batch, is_draft=is_draft)
                 )
-                self._attention.begins()
+                self.attention.begins()
             output = original(runner, forward_batch, *args, **kwargs)
-            read, how = self._attention.ends()
+            read, how = self.attention.ends()
             if self._replays == replays:  # else a graph ran, and what happened inside it is recorded
                 partly = self.graphs is not None and self.graphs.partly
                 self._entered(phase, graph=self._given if partly else 0)
