@@ -58,9 +58,8 @@ def parts(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> list[Sce
             )
         )
     if boot.engine.max_total_tokens == OUTGROWN["max_total_tokens"]:
-        stops = (NEVER,) * (not boot.engine.radix_cache)
-        reserved = boot.spec.eagle_topk > 1 or boot.engine.page_size > 1  # which keeps the third out of the pool
-        new = 60 if reserved else 38  # two have to outgrow it then
+        stops = (NEVER,)  # what surely runs to its end has its place for all of that (0.5.23), and no pool runs out
+        new = 60 if boot.spec.eagle_topk > 1 else 38  # a tree's reserve keeps the third out: two have to outgrow it
         long = [
             request(rid, 30 - 2 * i - i * i, seed=321 + i, new=new + i, stop_ids=stops) for i, rid in enumerate("abc")
         ]
