@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Event, Timer
 from types import SimpleNamespace
 
 import pytest
@@ -88,6 +88,27 @@ def test_a_pool_that_is_ended_waits_for_no_boot(engines, of_two):
     engines.hold["b"] = Event()
     of_two.expect([launch("b")])
     of_two.use(launch("a"))
+    of_two.end()
+    assert all(one.closed.is_set() for one in engines.started)
+
+
+def test_what_comes_to_its_boot_after_the_pool_was_ended_is_not_booted(engines, of_two, monkeypatch):
+    """As where the process that it would be forked from is ended while it imports."""
+    begun, goes_on = Event(), Event()
+    made = pool.EnginePool._started
+
+    def started(self, launch, *more):
+        if launch.boot["arguments"]["name"] == "b":
+            begun.set()
+            goes_on.wait(10)
+        return made(self, launch, *more)
+
+    monkeypatch.setattr(pool.EnginePool, "_started", started)
+    engines.hold["b"] = Event()  # it would never be up
+    of_two.expect([launch("b")])
+    of_two.use(launch("a"))
+    begun.wait(10)
+    Timer(0.2, goes_on.set).start()
     of_two.end()
     assert all(one.closed.is_set() for one in engines.started)
 

@@ -21,7 +21,7 @@ from harness.contract.scenario import Scenario
 from harness.contract.trace import ENDS, Trace
 from harness.driving.drive import OnStep, drive
 from harness.engines.engine import Engine
-from harness.engines.errors import EngineNotClean, NoLease
+from harness.engines.errors import EngineError, EngineNotClean, NoLease
 from harness.engines.fork_server import ForkServers, can_fork
 from harness.engines.process import Launch, Progress
 
@@ -63,6 +63,7 @@ class EnginePool:
     #: engines whose boot has begun and is nobody's yet
     _begun: list[Engine] = field(default_factory=list)
     _turn: Lock = field(default_factory=Lock)
+    _ended: bool = False
 
     def use(self, launch: Launch) -> Engine:
         """The live engine if it is this one, else this one booted in its place. Raises EngineError."""
@@ -112,6 +113,8 @@ class EnginePool:
         engine = self._started(launch, log, progress)
         self._begun.append(engine)
         try:
+            if quiet and self._ended:
+                raise EngineError("nothing is booted ahead any more")
             engine.boot(progress=progress)
         except BaseException as error:
             engine.close()
@@ -183,6 +186,7 @@ class EnginePool:
 
     def end(self) -> None:
         """End everything that was started."""
+        self._ended = True
         self.close()
         if self._fork_servers is not None:
             self._fork_servers.close()
