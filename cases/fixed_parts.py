@@ -58,7 +58,7 @@ def parts(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> list[Sce
             )
         )
     if boot.engine.max_total_tokens == OUTGROWN["max_total_tokens"]:
-        stops = (NEVER,) * (not boot.engine.radix_cache)
+        stops = (NEVER,)  # what surely runs to its end has its place for all of that (0.5.23), and no pool runs out
         new = 60 if boot.spec.eagle_topk > 1 else 38  # a tree's reserve keeps the third out: two have to outgrow it
         long = [
             request(rid, 30 - 2 * i - i * i, seed=321 + i, new=new + i, stop_ids=stops) for i, rid in enumerate("abc")

@@ -328,7 +328,7 @@ def running_limit_reached(kit: Kit) -> Opening:
 def pool_exhausted(kit: Kit) -> Opening:
     """Prompts that fit the pool together with what a draft takes, and more to generate than it holds."""
     spec, count = kit.boot.spec, kit.integer(2, 4)
-    stops = (NEVER,) * (not kit.boot.engine.radix_cache)
+    stops = (NEVER,)  # see fixed_parts: what surely runs to its end has its place for all of that
     draft = max(spec.num_steps * spec.eagle_topk, spec.num_draft_tokens)
     share = kit.boot.engine.max_total_tokens // count - draft - 12
     for _ in range(count):
