@@ -111,7 +111,7 @@ SCENARIOS = (
     Left(where="*shared-prefix", what="beginning: *", why="prompts that begin alike"),
     Left(where="*finish-together dp/every-rank-idle disagg/all-end-at-once", what="limit: *", why="they end together"),
     Left(
-        where="mtp/apart-pool-runs-out",
+        where="*pool-runs-out",
         what="stops: *",
         why="an id that is never proposed lets a pool run out",
     ),
