@@ -42,6 +42,7 @@ COMPARED = {
     "logprobs": "log-probabilities",
     "returned_states": "returned states",
     "window_slots": "window slots",
+    "host_rows": "host rows",
     "idle_states": "idle states",
     "token_counts": "token counts",
     "tp_rows": "rows of other TP ranks",
@@ -139,7 +140,8 @@ def render_cost(console: Console, result: RunResult) -> None:
     if cost.total_seconds:
         say(
             console,
-            f"\n{counted(cost.boots, 'engine boot')} {cost.boot_seconds:.1f} s, "
+            f"\n{counted(cost.boots, 'engine boot')} {cost.boot_seconds:.1f} s, waiting for them "
+            f"{cost.waited_seconds:.1f} s ({100 * cost.waited_seconds / cost.total_seconds:.0f} %), "
             f"engine {cost.engine_seconds:.1f} s, reference {cost.reference_seconds:.1f} s{_memory(cost)}, "
             f"checks {cost.judge_seconds:.1f} s, store {cost.store_seconds:.1f} s, in all {cost.total_seconds:.1f} s",
         )

@@ -86,6 +86,7 @@ class CoveragePoint(Strict):
 class Cost(Strict):
     boots: Count
     boot_seconds: Seconds
+    waited_seconds: Seconds
     engine_seconds: Seconds
     reference_seconds: Seconds
     reference_mib: Count

@@ -380,6 +380,7 @@ def test_a_fix_that_was_taken_out_is_known_on_every_release():
         ("EAGLE3", {"architectures": ["LlamaForCausalLMEagle3"], "norm_before_residual": True}, ["fc.weight"], "F-015"),
         ("EAGLE3", {"architectures": ["LlamaForCausalLMEagle3"], "norm_before_residual": False}, ["fc.weight"], ""),
         ("EAGLE", {"architectures": ["LlamaForCausalLMEagle"]}, ["fc.weight"], "F-031"),
+        ("EAGLE3", {"architectures": ["LlamaForCausalLMEagle3"], "square": True}, ["model.fc.weight"], "F-006"),
         ("EAGLE", {"architectures": ["LlamaForCausalLMEagle"]}, ["fc.weight", "fc.bias"], ""),
         ("EAGLE", {"architectures": ["LlamaForCausalLM"]}, ["fc.weight", "fc.bias"], "F-032"),
         ("EAGLE", {"architectures": ["Ernie4_5_MoeForCausalLM"]}, ["lm_head.weight"], "F-033"),
@@ -387,7 +388,8 @@ def test_a_fix_that_was_taken_out_is_known_on_every_release():
 )
 def test_a_draft_of_the_users_points_at_what_its_own_files_reach(tmp_path, algorithm, config, tensors, expected):
     (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file({name: np.zeros(2, dtype=np.float32) for name in tensors}, tmp_path / "model.safetensors")
+    shape = (2, 2) if "square" in config else (2, 4)
+    save_file({name: np.zeros(shape, dtype=np.float32) for name in tensors}, tmp_path / "model.safetensors")
     draft = draft_facts(tmp_path)
     found = known_as([PREFILL_OFF], scenario=scenario(algorithm=algorithm), release="0.5.23", device="cpu", draft=draft)
     assert [one.id for one in found.get(PREFILL_OFF, ())] == [expected] * bool(expected)

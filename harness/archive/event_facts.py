@@ -29,6 +29,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "busy_state": ("round", "phase"),
     "tails": ("round", "rids", "attempts", "committed", "holes", "wrong"),
     "window": ("round", "phase", "window", "rids", "attempts", "committed", "rows", "held_from", "gone", "shared"),
+    "host": ("round", "what", "rid", "host", "device"),
     "abort": ("rid",),
     "answer": ("rid", "meta", "pieces"),
     "logprobs": ("rid", "first", "own", "scales", "top_ids", "top_values", "ids"),
@@ -119,6 +120,8 @@ class _Said(BaseModel):
     top_values: tuple[tuple[float | str, ...], ...] = ()
     ids: tuple[tuple[float | str, ...], ...] = ()
     kept: tuple[int, ...] = ()
+    host: tuple[int, ...] = ()
+    device: tuple[int, ...] = ()
 
 
 #: Events whose lists have an entry a request.

@@ -50,6 +50,8 @@ def command(
     reference: options.Reference = "auto",
     reference_device: options.ReferenceDevice = "auto",
     gpu_share: options.GpuShare = None,
+    boots_ahead: options.BootsAhead = None,
+    spawn: options.Spawn = False,
     wanted: Wanted = NOTHING,
     prompts: options.Prompts = None,
     arrivals: Annotated[
@@ -103,6 +105,8 @@ def command(
         reference=reference,
         reference_device=reference_device,
         gpu_share=gpu_share,
+        boots_ahead=boots_ahead,
+        spawn=spawn,
         wanted=wanted,
         runs=runs,
         assumed=assume or (),

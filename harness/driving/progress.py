@@ -65,7 +65,8 @@ class Plan:
     """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own: those that the user named.
     place: where the reference computes.
 
-    lease: the share of a GPU that every engine takes first. box: seconds that the scenarios of one boot configuration
+    copies, ahead: how engines are started (see harness.driving.pool). lease: the share of a GPU that every engine takes
+    first. box: seconds that the scenarios of one boot configuration
     may take, its boot apart; those that are left then are not driven.
     """
 
@@ -82,6 +83,8 @@ class Plan:
     lease: Request | None = None
     assumed: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
+    copies: bool = False
+    ahead: int = 0
     box: float | None = None
 
     def launch(self, scenario: Scenario, *, lease: Request | None, probe: ProbeLevel | bool = "full") -> Launch:
@@ -304,10 +307,15 @@ def _known(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Where the wall time of a run went, in seconds, and how many engines were booted for it."""
+    """Where the wall time of a run went, in seconds, and how many engines were booted for it.
+
+    boot_seconds: of all boots, which may be beside each other and beside scenarios; waited_seconds: while nothing was
+    driven because an engine was not up.
+    """
 
     boots: int = 0
     boot_seconds: float = 0.0
+    waited_seconds: float = 0.0
     engine_seconds: float = 0.0
     reference_seconds: float = 0.0
     #: MiB that the reference had at most, and what it said before; 0 where nobody counts

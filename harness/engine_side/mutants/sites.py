@@ -24,6 +24,7 @@ from .armed import ArmedMutants, one_each
 from .registry import COUNTS, Share, Values, around, inputs_of, replaced
 from .sites_answers import AnswerSites
 from .sites_handoff import HandoffSites
+from .sites_host import HostSites
 from .sites_windows import WindowSites
 
 Original = Callable[..., Any]
@@ -48,6 +49,8 @@ def make_mutants(probe: Probe, scheduler: Any, *, tp_rank: int) -> ArmedMutants:
     AnswerSites(mutants).install()
     if getattr(scheduler.token_to_kv_pool_allocator, WINDOW_SLOTS, None) is not None:
         mutants.missing += WindowSites(mutants).install(scheduler)
+    if controller := getattr(scheduler.tree_cache, "cache_controller", None):
+        mutants.missing += HostSites(mutants, controller).install()
     if getattr(scheduler, "disagg_metadata_buffers", None) is not None:
         mutants.missing += HandoffSites(mutants).install()
     return mutants
