@@ -41,8 +41,8 @@ def render_findings(
 ) -> None:
     """Every root finding of every failing scenario, the first `most` in full, then the facts and the commands.
 
-    A signature in one part of SGLang is printed once, with the scenarios that show it too; a scenario that shows nothing
-    else is only named.
+    A signature in one part of SGLang is printed once, with the scenarios that show it too; a scenario that shows
+    nothing else is only named.
     look: name the command that judges again; False where that is what was just done. printed: see `render_known`.
     """
     left, printed, shown = most, set() if printed is None else printed, set[tuple[str, str]]()
