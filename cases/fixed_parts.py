@@ -67,11 +67,10 @@ def parts(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> list[Sce
             )
         )
     if boot.engine.max_total_tokens == OUTGROWN["max_total_tokens"]:
-        new = 60 if boot.spec.eagle_topk > 1 else 38  # a tree's reserve keeps the third out: two have to outgrow it
-        # room for all that it may generate is kept for a request that nothing can stop
+        # Room for all that it may generate is kept for a request that nothing can stop; and for what it reserves 0.5.23
+        # may keep the third out, so that two have to outgrow the pool.
         long = [
-            request(rid, 30 - 2 * i - i * i, seed=321 + i, new=new + i, stop_ids=(NEVER,))
-            for i, rid in enumerate("abc")
+            request(rid, 30 - 2 * i - i * i, seed=321 + i, new=60 + i, stop_ids=(NEVER,)) for i, rid in enumerate("abc")
         ]
         every.append(
             program(

@@ -137,8 +137,10 @@ def test_its_window_is_the_same_wherever_it_is_printed(one):
     assert f"| releases | {one.window}; seen on {', '.join(one.releases.seen)}" in page.stdout
     pointer = known_issues._known(one, "cpu")
     assert f"; {one.window}" in pointer.line
-    files = [f"docs/findings/repro/{one.id}.{sort}" for sort in ("py", "patch")]
-    shown = f"; shown by {', taken away by '.join(files)}" if (FOLDER / "repro" / f"{one.id}.py").exists() else ""
+    sorts = {"py": "shown", "patch": "taken away"}
+    files = {f"docs/findings/repro/{one.id}.{sort}": word for sort, word in sorts.items()}
+    there = {file: word for file, word in files.items() if (FOLDER.parents[1] / file).exists()}
+    shown = "".join(f"; {word} by {file}" for file, word in there.items())
     assert pointer.line.endswith(f"{one.upstream.link}{shown}), see  eaglecheck findings {one.id}")
     assert known_document([pointer])[0]["releases"] == one.window
     (said,) = without_effect([one.id], [], release="0.5.23")
