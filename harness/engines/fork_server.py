@@ -31,7 +31,7 @@ LATER = (
     *("arguments", "optional_arguments", "server_args", "probe", "flags", "mutants_in_graphs", "mutable", "mutated"),
     *("executed", "lease", "eos_token_ids"),
 )
-OF_CPU = ("overlap", "layered", "assumed", "cpu_attention", "lora")
+OF_CPU = ("overlap", "layered", "assumed", "cpu_attention", "lora", "host_cache")
 
 
 def kind_of(launch: Launch) -> str:

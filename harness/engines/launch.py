@@ -126,6 +126,8 @@ def build_launch(
         boot["arguments"] |= {"lora_paths": dict(adapters)}
         if device == "cpu":  # the one backend of which no kernel is for a GPU
             boot["arguments"] |= {"lora_backend": "torch_native"}
+    if boot["arguments"].get("enable_hierarchical_cache"):
+        boot["host_cache"] = True
     if tokenizer is not None:
         boot["arguments"]["tokenizer_path"] = str(tokenizer)
     if eos is not None or not engine.skip_tokenizer_init:
