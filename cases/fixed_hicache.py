@@ -66,8 +66,13 @@ def host_shapes(boot: Boot) -> list[Scenario]:
         ),
         program(
             "part",
-            [*before, _behind("h", 507, shared=32, more=20, new=11), _behind("c", 504, more=6, new=12)],
-            _each(*"abxhyc"),
+            [
+                *before,
+                _behind("h", 507, shared=32, more=20, new=11),
+                _behind("k", 517, shared=32, more=16, new=7),
+                _behind("c", 504, more=6, new=12),
+            ],
+            _each(*"abhxkyc"),
             wants=[*WANTS, "host_hit_in_part"],
         ),
         program(
