@@ -410,6 +410,7 @@ FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 #: What a test session drives of families it was not asked for.
 SOME: dict[str, tuple[str, ...]] = {
     "lora": ("lora-together",),
+    "hicache": ("hicache-chunks",),
     "eagle3": ("default-four-together", "default-chunked-long-prompt", "default-shared-prefix"),
     "tree": ("t4-four-together", "t4-staggered-arrivals"),
     "paged": ("page16-shared-prefix", "page16-staggered-arrivals"),

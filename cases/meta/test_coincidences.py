@@ -157,6 +157,12 @@ SCENARIOS = (
         why="kept as they were found",
         apart="eagle/shared-prefix",
     ),
+    Left(
+        where="hicache/* corpus/mtp-host-cache",
+        what="beginning: *",
+        why="the prefix that goes to the host and comes back",
+        apart="eagle/four-together",
+    ),
     Left(where="dp/* disagg-dp/*", what="rank: *", why="one request on each rank", apart="dp/uneven-batches"),
     Left(
         where="trained/*arrivals", what="beginning: a = c", why="both go on with a function", apart="trained/together"
