@@ -362,6 +362,18 @@ WINDOWED = _named(
     )
 )
 
+#: Targets with recurrent states; before 0.5.16 SGLang's kernels for them were not looked at.
+RECURRENT = _named(
+    Boot(name=name, why=f"recurrent states: {why}", checkpoint="hybrid-tiny", spec=spec, engine=engine, since="0.5.16")
+    for name, why, spec, engine in (
+        ("hybrid", "a chain of three steps, no prefix cache", SpecConfig(), UNCACHED),
+        ("hybrid-cache", "the same with the prefix cache", SpecConfig(), PLAIN),
+        ("hybrid-long", "five steps", _chain(5), UNCACHED),
+        ("hybrid-tree", "two candidates a step, two steps", _tree(2, 2, 6), UNCACHED),
+        ("hybrid-pool", "a pool that a few requests outgrow", SpecConfig(), TIGHT),
+    )
+)
+
 SPELLED = EngineConfig(skip_tokenizer_init=False, grammar_backend="xgrammar")
 SPELLED_BOOTS = _named(
     Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=V2)

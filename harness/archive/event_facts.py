@@ -29,6 +29,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "busy_state": ("round", "phase"),
     "tails": ("round", "rids", "attempts", "committed", "holes", "wrong"),
     "window": ("round", "phase", "window", "rids", "attempts", "committed", "rows", "held_from", "gone", "shared"),
+    "recurrent": ("round", "phase", "rids", "attempts", "committed", "state", "conv"),
+    "recurrent_rows": ("rid", "attempt", "first", "length", "refused"),
     "abort": ("rid",),
     "answer": ("rid", "meta", "pieces"),
     "logprobs": ("rid", "first", "own", "scales", "top_ids", "top_values", "ids"),
@@ -108,6 +110,10 @@ class _Said(BaseModel):
     held_from: tuple[int, ...] = ()
     gone: tuple[int, ...] = ()
     shared: tuple[int, ...] = ()
+    state: tuple[tuple[float | None, ...], ...] = ()
+    conv: tuple[tuple[float | None, ...], ...] = ()
+    length: int = 0
+    refused: dict[str, int] = {}
     tp_rank: int = 0
     column: str = ""
     meta: dict[str, Any] = {}
@@ -122,7 +128,7 @@ class _Said(BaseModel):
 
 
 #: Events whose lists have an entry a request.
-A_SHARE, OF_ALL = ("tails", "window"), ("round", "phase", "window")
+A_SHARE, OF_ALL = ("tails", "window", "recurrent"), ("round", "phase", "window")
 #: Keys that have one type in every event that says them.
 KEYS_READ = frozenset(_Said.model_fields)
 

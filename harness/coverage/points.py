@@ -31,6 +31,7 @@ class Where(StrEnum):
     UPDATED = "an engine that is given other weights"
     MIXED = "an engine with mixed chunks"
     WINDOWS = "an engine with a pool of its own for sliding windows"
+    RECURRENT = "an engine whose target keeps recurrent states"
     ADAPTIVE = "an engine that changes its number of draft steps"
     ADAPTERS = "an engine with LoRA adapters"
     RANKS = "two ranks of DP attention"

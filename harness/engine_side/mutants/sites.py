@@ -24,6 +24,8 @@ from .armed import ArmedMutants, one_each
 from .registry import COUNTS, Share, Values, around, inputs_of, replaced
 from .sites_answers import AnswerSites
 from .sites_handoff import HandoffSites
+from .sites_recurrent import BACKEND as RECURRENT
+from .sites_recurrent import RecurrentSites
 from .sites_windows import WindowSites
 
 Original = Callable[..., Any]
@@ -48,6 +50,9 @@ def make_mutants(probe: Probe, scheduler: Any, *, tp_rank: int) -> ArmedMutants:
     AnswerSites(mutants).install()
     if getattr(scheduler.token_to_kv_pool_allocator, WINDOW_SLOTS, None) is not None:
         mutants.missing += WindowSites(mutants).install(scheduler)
+    if RECURRENT in sys.modules and getattr(scheduler.req_to_token_pool, "mamba_pool", None) is not None:
+        last = int(scheduler.server_args.speculative_num_draft_tokens) - 1
+        mutants.missing += RecurrentSites(mutants, last=last).install()
     if getattr(scheduler, "disagg_metadata_buffers", None) is not None:
         mutants.missing += HandoffSites(mutants).install()
     return mutants

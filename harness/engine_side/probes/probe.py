@@ -19,6 +19,7 @@ from .captured_graph import CapturedGraph
 from .graph_probe import GraphProbe
 from .names import CHAIN_CHOOSER, TRIVIAL_VERIFY, read_batch
 from .recorder import Recorder, ints
+from .recurrent_probe import recurrent_of
 from .snapshot import Copy, Tensors, inputs_of, outputs_of
 from .verify_probe import VerifyProbe
 from .window_probe import window_of
@@ -230,6 +231,7 @@ class Probe:
             if live:  # an idle rank has no rows
                 if not is_draft:
                     self._window(runner, forward_batch, phase)
+                    self._recurrent(runner, forward_batch, phase)
                 self._goes_in(
                     inputs_of(forward_batch.input_ids, forward_batch.positions, forward_batch, is_draft=is_draft)
                 )
@@ -253,6 +255,14 @@ class Probe:
         if held is not None and current is not None:
             place = {"ev": "window", "round": current.index, "rids": current.rids, "attempts": current.attempts}
             self.recorder.put(place | {"phase": phase, "window": int(runner.sliding_window_size) + 1} | held)
+
+    def _recurrent(self, runner: Any, forward_batch: Any, phase: str) -> None:
+        """What lies in the pool of recurrent states for the requests, where there is one."""
+        current = self.recorder.round
+        held = recurrent_of(runner, forward_batch, prompt=phase == "PREFILL")
+        if held is not None and current is not None:
+            place = {"ev": "recurrent", "round": current.index, "rids": current.rids, "attempts": current.attempts}
+            self.recorder.put(place | {"phase": phase} | held)
 
     def _goes_in(self, inputs: Tensors) -> None:
         """Copied at once; where there are graphs, only once a model really runs, since a graph keeps its own."""
