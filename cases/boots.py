@@ -374,6 +374,59 @@ RECURRENT = _named(
     )
 )
 
+
+def _hosted(policy: str, *, page: int = 1, unified: bool = False) -> EngineConfig:
+    """A device pool that two requests fill, and twice as much on the host; "direct" copies, as a CPU has them."""
+    return EngineConfig(
+        page_size=page,
+        max_total_tokens=176 if page == 1 else 208,
+        enable_unified_radix_tree=unified,
+        server_args={
+            "enable_hierarchical_cache": True,
+            "hicache_ratio": 2.0,
+            "hicache_write_policy": policy,
+            "hicache_io_backend": "direct",
+            "hicache_mem_layout": "layer_first" if page == 1 else "page_first_direct",
+        },
+    )
+
+
+HOSTED = _named(
+    Boot(name=name, why=f"a hierarchical cache: {why}", checkpoint=pair, spec=spec, engine=engine, since="0.5.17")
+    for name, why, pair, spec, engine in (
+        ("hicache", "EAGLE, write_through", CHECKPOINT, SpecConfig(), _hosted("write_through")),
+        (
+            "hicache-pages",
+            "EAGLE-3, pages of 16 tokens, write_back",
+            "eagle3-tiny",
+            HEADS,
+            _hosted("write_back", page=16),
+        ),
+        (
+            "hicache-selective",
+            "EAGLE-3, write_through_selective",
+            "eagle3-tiny",
+            HEADS,
+            _hosted("write_through_selective"),
+        ),
+        (
+            "hicache-unified",
+            "EAGLE, pages of 16 tokens, the unified tree",
+            CHECKPOINT,
+            SpecConfig(),
+            _hosted("write_through", page=16, unified=True),
+        ),
+        ("hicache-layers", "three MTP layers, write_back", "mtp-tiny", MTP, _hosted("write_back", unified=True)),
+        (
+            "hicache-latent",
+            "latent attention with a NextN layer, write_through",
+            "mla-tiny",
+            SpecConfig(),
+            _hosted("write_through"),
+        ),
+    )
+)
+
 SPELLED = EngineConfig(skip_tokenizer_init=False, grammar_backend="xgrammar")
 SPELLED_BOOTS = _named(
     Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=V2)

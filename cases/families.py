@@ -14,6 +14,7 @@ from cases.boots import (
     BOOTS,
     DP_BOOTS,
     EAGLE3_BOOTS,
+    HOSTED,
     HOT_BOOTS,
     LATENT,
     LAYERED,
@@ -36,6 +37,7 @@ from cases.boots import (
 from cases.fixed import default_scenarios, shapes
 from cases.fixed_handoff import handoffs, ranked_handoffs
 from cases.fixed_held import held_texts
+from cases.fixed_hicache import host_shapes
 from cases.fixed_parts import parts
 from cases.fixed_ranks import joining, on_boot, rank_shapes
 from cases.fixed_recurrent import SHAPES, recurrent_shapes
@@ -349,6 +351,13 @@ _WINDOW = Family(
     boots=tuple(WINDOWED.values()),
     coverage_points=(*COMMON, *OF_PARTS, *names(Where.WINDOWS), "prefix_hit"),
 )
+_HICACHE = Family(
+    name="hicache",
+    why="a hierarchical cache: evicted, written to the host, loaded back; EAGLE, EAGLE-3, MTP layers and latent NextN",
+    scenarios=tuple(one for boot in HOSTED.values() for one in host_shapes(boot)),
+    boots=tuple(HOSTED.values()),
+    coverage_points=("non_final_chunk", "batch_shrinks", "prefix_hit", *names(Where.HOST)),
+)
 
 _RECURRENT = Family(
     name="recurrent",
@@ -372,6 +381,7 @@ _ALL = (
         _MTP,
         _WINDOW,
         _RECURRENT,
+        _HICACHE,
         _TRAINED,
         _TEXTS,
         _DP,

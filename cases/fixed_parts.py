@@ -59,8 +59,9 @@ def parts(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> list[Sce
         )
     if boot.engine.max_total_tokens == OUTGROWN["max_total_tokens"]:
         stops = (NEVER,) * (not boot.engine.radix_cache)
+        new = 60 if boot.spec.eagle_topk > 1 else 38  # a tree's reserve keeps the third out: two have to outgrow it
         long = [
-            request(rid, 30 - 2 * i - i * i, seed=321 + i, new=38 + i, stop_ids=stops) for i, rid in enumerate("abc")
+            request(rid, 30 - 2 * i - i * i, seed=321 + i, new=new + i, stop_ids=stops) for i, rid in enumerate("abc")
         ]
         every.append(
             program(

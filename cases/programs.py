@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cases.boots import ADAPTER_BOOTS, HEADS, HOT_BOOTS, MIXED_BOOTS, MTP, OUTGROWN, WEIGHT_BOOTS
+from cases.boots import ADAPTER_BOOTS, HEADS, HOSTED, HOT_BOOTS, MIXED_BOOTS, MTP, OUTGROWN, WEIGHT_BOOTS
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, steps, submit
+from cases.fixed_hicache import host_shapes
 from cases.fixed_ranks import joining
 from cases.fixed_weights import adapter_shapes, weight_shapes
 from harness.contract.requests import RequestSpec
@@ -274,6 +275,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "pool": (_POOL,),
     "window": (_WINDOWS,),
     "recurrent": (_RECURRENT,),
+    "host": tuple(one for one in host_shapes(HOSTED["hicache"]) if one.name == "hicache-again"),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),
     "dp": (_IDLE_BESIDE,),

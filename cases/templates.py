@@ -30,6 +30,10 @@ def _recurrent(boot: Boot) -> bool:
     return _alone(boot) and boot.checkpoint.startswith("hybrid")
 
 
+def _hosted(boot: Boot) -> bool:
+    return _alone(boot) and bool(boot.engine.server_args.get("enable_hierarchical_cache"))
+
+
 def _roomy(boot: Boot) -> bool:
     """Whether a template's two or three requests surely fit the pool together."""
     return _alone(boot) and boot.engine.max_total_tokens >= 512
@@ -215,6 +219,40 @@ def _shared(kit: Kit, shared: int) -> Opening:
 def prefix_hit_past_window(kit: Kit) -> Opening:
     """Longer than the windows of the tiny pairs, in whole pages."""
     return _shared(kit, kit.integer(24, 48))
+
+
+# A hierarchical cache
+
+
+@template(fits=_hosted, certain=False)
+def host_hit(kit: Kit) -> Opening:
+    return _from_host(kit, kit.integer(1, 20))
+
+
+@template(fits=_hosted, certain=False)
+def host_hit_in_chunks(kit: Kit) -> Opening:
+    return _from_host(kit, kit.integer(kit.chunk + 1, 40))
+
+
+@template(fits=_hosted, certain=False)
+def host_hit_in_part(kit: Kit) -> Opening:
+    """A part of the prefix is used once more before the rest is evicted."""
+    return _from_host(kit, kit.integer(1, 20), part=kit.integer(20, 36))
+
+
+def _from_host(kit: Kit, more: int, *, part: int = 0) -> Opening:
+    """Two requests of one prefix, others that fill the pool, and one that comes back with `more` tokens of its own.
+
+    `write_through_selective` stores what was hit twice.
+    """
+    first, step = kit.prompt(kit.integer(40, 64)), 0
+    prompts = [first + kit.prompt(3), first + kit.prompt(4), *([first[:part] + kit.prompt(24)] if part else [])]
+    prompts += [kit.prompt(kit.integer(80, 96)) for _ in range(1 if part else 2)]
+    for prompt in (*prompts, first + kit.prompt(more)):
+        new = kit.integer(2, 6)
+        kit.timeline.arrive(step, kit.request(prompt, new=new))
+        step += kit.chunks(len(prompt)) + new + DECODING
+    return Opening(calm=step, cached=True)
 
 
 # Sliding windows

@@ -162,6 +162,7 @@ class Eagle3Head:
                 name,
                 dataclasses.replace(heads, width=None if i else 2 * config.hidden, window=windows[i]),
                 intermediate=config.intermediate,
+                first_norm=_first_norm(weights, name) if i else "input_layernorm",
                 mlp_bias=mlp_bias,
             )
             for i, name in enumerate(names)
@@ -210,6 +211,17 @@ class Eagle3Head:
         logits = torch.full((*own.shape[:-1], self.target.vocab), float("-inf"), dtype=own.dtype, device=own.device)
         logits[..., self.target_ids] = own
         return logits
+
+
+def _first_norm(weights: Weights, prefix: str) -> str:
+    """The norm in front of a later layer's attention; CheckpointError where its file holds two."""
+    held = [name for name in ("input_layernorm", "hidden_norm") if f"{prefix}{name}.weight" in weights]
+    if len(held) == 2:
+        raise CheckpointError(
+            f"{weights.path}: {prefix}* has an input_layernorm and a hidden_norm; which of them a layer behind the "
+            "first reads is said nowhere (vLLM reads the former, SGLang the latter)"
+        )
+    return held[0] if held else "input_layernorm"
 
 
 def _width(layers: Sequence[DecoderLayer]) -> int:

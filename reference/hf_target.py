@@ -37,6 +37,8 @@ DRAFT_TENSORS = re.compile(r"(^|\.)mtp\b|(^|\.)mtp_")
 COMPUTED_TENSORS = re.compile(r"rotary_emb|inv_freq|masked_bias$|attn\.bias$")
 #: Keys of a config that speak of a draft's layers in the same folder.
 DRAFT_KEYS = {"num_nextn_predict_layers", "num_mtp_layers", "mtp_num_layers"}
+#: Keys that say what else the files show: a tensor that is missing or unread is refused anyway.
+SHOWN_KEYS = {"attention_bias", "mlp_bias", "qkv_bias", "use_bias"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +306,7 @@ def _readable(path: Path) -> None:
     try:
         with _quiet():
             config = auto.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        known = _read_by(type(config)) | DRAFT_KEYS | {"architectures"}
+        known = _read_by(type(config)) | DRAFT_KEYS | SHOWN_KEYS | {"architectures"}
         known |= {key for keys in CHANGES_NOTHING.values() for key in keys.split()}
     except Exception as error:  # whatever a config makes it say
         raise CheckpointError(f"{file}: transformers cannot read it ({_brief(error)})") from error

@@ -85,13 +85,14 @@ def llama_layer(
     *,
     intermediate: int,
     input_norm: bool = True,
+    first_norm: str = "input_layernorm",
     post_norm: str = "post_attention_layernorm",
     mlp_bias: bool = False,
 ) -> DecoderLayer:
-    """A Llama layer. post_norm: what its second norm is called."""
+    """A Llama layer. first_norm, post_norm: what its norms are called."""
     take, h = weights.take, heads.hidden
     return DecoderLayer(
-        input_norm=take(f"{prefix}input_layernorm.weight", h) if input_norm else None,
+        input_norm=take(f"{prefix}{first_norm}.weight", h) if input_norm else None,
         attention=GroupedAttention(weights, f"{prefix}self_attn.", heads),
         post_norm=take(f"{prefix}{post_norm}.weight", h),
         mlp=GatedMlp(weights, f"{prefix}mlp.", hidden=h, width=intermediate, bias=mlp_bias),

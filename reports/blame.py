@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 from harness.both_sides import compat
 from harness.contract.scenario import Scenario
 from harness.contract.types import Divergence, Kind, Phase
+from harness.driving.around import CHOICE, HEAD, Around
 from harness.engines import envs
 from harness.engines.launch import build_launch
 
@@ -29,44 +32,91 @@ BACKENDS = {
 }
 #: Checks of which slots attention reads, as the backend plans it.
 PLANNED = ("reads", "beams")
-#: What is read from the cache, not from the arguments of a forward.
-FROM_CACHE = ("hidden_out-", "logits-", "lse-", "scores-")
+#: How hints begin of what a model computed, and of a wrong map of KV slots.
+OUT, MAP = "hidden_out-", "prefix-"
+#: Calls that have moved between releases, the newest name first.
+DRAFT_INDICES = tuple(
+    f"sglang.{module}:generate_draft_decode_kv_indices"
+    for module in ("kernels.ops.speculative.cache_locs", "srt.speculative.triton_ops.cache_locs",
+                   "srt.speculative.spec_utils")
+)  # fmt: skip
+KV_MAP = tuple(
+    f"sglang.srt.{module}:assign_req_to_token_pool"
+    for module in ("mem_cache.allocation", "speculative.triton_ops.cache_locs", "speculative.spec_utils")
+)
+TREE = ("sglang.srt.speculative.eagle_utils:build_tree_kernel_efficient",)
+LOGITS = "sglang.srt.layers.logits_processor:LogitsProcessor.forward"
+#: What makes a cached prefix one of a draft, whose rows know the next token; then what looks it up.
+PREFIX = tuple(
+    f"sglang.srt.mem_cache.radix_cache:{name}" for name in ("RadixKey.maybe_to_bigram_view", "RadixCache.match_prefix")
+)
+BACKUP = (f"{BATCH}:Req.offload_kv_cache",)
+HANDED = ("sglang.srt.disaggregation.prefill:PrefillBootstrapQueue._init_kv_manager",)
+SENT = ("sglang.srt.disaggregation.utils:MetadataBuffers.set_buf",)
+COMMITTED = ("sglang.srt.disaggregation.decode:DecodeTransferQueue._commit_transfer_to_req",)
+DRAFT_INPUT = (
+    "sglang.srt.speculative.eagle_disaggregation:build_eagle_disagg_draft_input",
+    "sglang.srt.disaggregation.decode_schedule_batch_mixin:ScheduleBatchDisaggregationDecodeMixin.process_prebuilt",
+)
+SIDES = ("prefill", "decode")
+ASSIGNMENTS = (ast.Assign, ast.AugAssign, ast.AnnAssign)
+#: Lines that are named of a function.
+MOST_LINES = 4
+UNKNOWN = Around()
 #: Arguments that say where and not how.
 NOT_FLAGS = ("model_path", "speculative_draft_model_path", "random_seed", "log_level", "mem_fraction_static")
 
 
-def where(found: Divergence, scenario: Scenario, release: str) -> tuple[str, str]:
-    """(who made the value, who read it), by file, line and function of the release.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """component: the part of SGLang where what goes in is right and what comes out is not. made, read: calls, as
+    module:function, the likeliest name first; writes: what the maker writes there, as SGLang's variables are named.
+    """
+
+    component: str
+    made: Sequence[str]
+    read: Sequence[str] = ()
+    writes: tuple[str, ...] = ()
+
+    def fed(self, writes: tuple[str, ...]) -> Place:
+        """Read by a model's forward where nothing else reads it."""
+        return replace(self, read=self.read or [RUNNER], writes=writes)
+
+
+def where(found: Divergence, scenario: Scenario, release: str, around: Around = UNKNOWN) -> tuple[str, str, str]:
+    """(Component, who made the value, who read it), the latter two by file, line and function of the release.
 
     Empty for what says itself where it is, or belongs to no row; or of a release that has no hook table.
     """
     if found.kind in (Kind.CRASH, Kind.HANG, Kind.LEAK, Kind.LOCKSTEP) or not found.key.rid or found.check == "cached":
-        return "", ""  # who wrote over a cached row, nobody saw
-    made, read = (_first(calls, release) for calls in _known_calls(found, scenario, release))
-    return made, read if made and read != made else ""
+        return "", "", ""  # who wrote over a cached row, nobody saw
+    place = _known_place(found, scenario, release, around)
+    made, read = _first(place.made, release, place.writes), _first(place.read, release)
+    return (place.component, made, read if read != made else "") if made else ("", "", "")
 
 
-def where_lines(found: Divergence, scenario: Scenario, release: str) -> list[str]:
-    """The same in one line; none where nothing is known."""
-    made, read = where(found, scenario, release)
-    return [f"in SGLang: made by {made}" + (f"; read by {read}" if read else "")] if made else []
+def where_lines(found: Divergence, scenario: Scenario, release: str, around: Around = UNKNOWN) -> list[str]:
+    """The same in one line, and what is known of the row in another; none where nothing is known."""
+    component, made, read = where(found, scenario, release, around)
+    lines = [f"in SGLang: {component}: made by {made}" + (f"; read by {read}" if read else "")] if made else []
+    return lines + ([f"what is known: {'; '.join(around.facts)}"] if around.facts else [])
 
 
-def files(found: Divergence, scenario: Scenario, release: str) -> tuple[str, ...]:
+def files(found: Divergence, scenario: Scenario, release: str, around: Around = UNKNOWN) -> tuple[str, ...]:
     """The files of the calls that made and read the value, as sglang/srt/…; none where no call is known."""
-    calls = [call for sort in _known_calls(found, scenario, release) for call in sort]
-    return tuple(dict.fromkeys(f"sglang/{_file(call.partition(':')[0])}" for call in calls))
+    place = _known_place(found, scenario, release, around)
+    return tuple(dict.fromkeys(f"sglang/{_file(call.partition(':')[0])}" for call in (*place.made, *place.read)))
 
 
-def _known_calls(found: Divergence, scenario: Scenario, release: str) -> tuple[Sequence[str], Sequence[str]]:
+def _known_place(found: Divergence, scenario: Scenario, release: str, around: Around) -> Place:
     try:
-        return _calls(found, scenario, release)
+        return _place(found, scenario, release, around)
     except (LookupError, ValueError):
-        return (), ()
+        return Place(component="", made=())
 
 
 def server_flags(scenario: Scenario, release: str, device: str) -> str:
-    """The server flags of the engine that ran a scenario; empty where it is not known."""
+    """The server flags of the engine that ran a scenario, of either side where there are two; empty if not known."""
     env = envs.EngineEnv(version=release, python=Path("python"), pythonpath=(), torch="", ready=True)
     try:
         launch = build_launch(
@@ -74,7 +124,10 @@ def server_flags(scenario: Scenario, release: str, device: str) -> str:
         )
     except (LookupError, ValueError):
         return ""
-    return " ".join(flags(as_served(launch.boot["arguments"], scenario)))
+    said = [" ".join(flags(as_served(one.boot["arguments"], scenario))) for one in (launch, launch.beside) if one]
+    return (
+        said[0] if len(said) == 1 else "; ".join(f"{side} side {each}" for side, each in zip(SIDES, said, strict=True))
+    )
 
 
 def as_served(arguments: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
@@ -96,54 +149,126 @@ def flags(arguments: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def made_by(found: Divergence, scenario: Scenario, release: str) -> str:
-    """The call that made the value, for a file that stands alone."""
-    return _first(_calls(found, scenario, release)[0], release)
-
-
-def _calls(found: Divergence, scenario: Scenario, release: str) -> tuple[Sequence[str], Sequence[str]]:
-    """(what may have made the value, what read it) as module:function, the likeliest name first."""
+def _place(found: Divergence, scenario: Scenario, release: str, around: Around) -> Place:
     spec, engine = scenario.spec, scenario.engine
     overlap = engine.overlap_schedule
     if overlap is None:
         overlap = compat.default_overlap(release, topk=spec.eagle_topk, device="cpu")
     row = compat.lookup(release, overlap=overlap)
     row = compat.multi_layer(row) if spec.algorithm == "MTP" else row
-    draft = f"{row.worker_module}:{row.draft}"
-    module, plan, attention = BACKENDS.get(engine.attention_backend, ("", "", ""))
-    planned = found.check in PLANNED
-    cached = planned or (found.kind is Kind.NUMERIC and found.hint.startswith(FROM_CACHE))
-    run = f"{_ATTENTION}.{module}:{attention}"
     if found.check == "finish":
-        return [f"{BATCH}:Req.update_finish_state", f"{BATCH}:Req.check_finished"], []
-    if found.key.phase == Phase.DRAFT and cached:
-        return [f"{_ATTENTION}.{module}:{plan}.init_forward_metadata"], [f"{run}.forward_decode"]
-    if planned or (found.key.phase == Phase.VERIFY and cached):
-        return [f"{run}.init_forward_metadata"], [f"{run}.forward_extend"]
+        made = [f"{BATCH}:Req.update_finish_state", f"{BATCH}:Req.check_finished"]
+        return Place(component="end of a request", made=made)
+    if found.key.phase == Phase.PREBUILT:
+        return _seam(found, row, around)
+    if found.check in PLANNED:
+        return _plan(found, engine.attention_backend)
+    if found.kind is Kind.NUMERIC and found.hint.startswith(OUT):
+        return _model(found, row, engine.attention_backend, around)
+    if found.kind in (Kind.NUMERIC, Kind.TOKEN) and found.hint.startswith((*HEAD, CHOICE)):
+        return _head(found, row, engine.attention_backend, around)
+    return _seam(found, row, around)
+
+
+def _plan(found: Divergence, backend: str) -> Place:
+    """Which KV slots attention reads: the requests' map of them, or what a backend makes of it."""
+    module, plan, attention = BACKENDS.get(backend, ("", "", ""))
+    run, draft = f"{_ATTENTION}.{module}:{attention}", found.key.phase == Phase.DRAFT
+    read = [f"{run}.{'forward_decode' if draft else 'forward_extend'}"]
+    if found.hint.startswith(MAP):
+        return Place(component="request's row of the KV map (req_to_token)", made=KV_MAP, read=read)
+    planned = [f"{_ATTENTION}.{module}:{plan}.init_forward_metadata"] if draft else [f"{run}.init_forward_metadata"]
+    own = [*DRAFT_INDICES, *planned] if found.check == "beams" else planned
+    return Place(component="attention's plan", made=own, read=read)
+
+
+def _model(found: Divergence, row: compat.Release, backend: str, around: Around) -> Place:
+    """A state that is wrong where what goes into its row is not: what the row attends, or else the model."""
+    key, side = found.key, _side(found)
+    read = [_caller(found, row)]
+    if around.handed_over and side == "draft" and around.attempt:
+        return Place(component="draft's KV, which a retraction does not back up", made=BACKUP, read=read)
+    if around.handed_over and side == "draft":
+        return Place(component="draft's KV, as it was handed over", made=HANDED, read=read)
+    if around.prefix and (key.phase != Phase.PREFILL or around.chunk is None or around.chunk[0] == around.prefix):
+        made = PREFIX if side == "draft" else PREFIX[1:]
+        return Place(component=f"{side}'s KV behind a cached prefix", made=made, read=read)
+    if key.phase in (Phase.DRAFT, Phase.VERIFY) and "KV slots read" not in around.right:
+        plan = _plan(found, backend)
+        return replace(plan, component=f"{side} model's forward, or the plan of its attention, which was not recorded")
+    model = around.models.get(side, "")
+    if not model:
+        return Place(component=f"{side} model's forward", made=[RUNNER], read=read)
+    return Place(component=f"{side} model's forward", made=_forwards(model), read=read)
+
+
+def _head(found: Divergence, row: compat.Release, backend: str, around: Around) -> Place:
+    """Logits or a choice that are wrong: the head, or the map of a draft's vocabulary, where the state is right."""
+    side = _side(found)
+    boot = [f"{row.worker_module}:{row.draft}.init_lm_head", f"{row.worker_module}:{row.draft}.__init__"]
+    if side == "draft" and around.elsewhere:
+        return Place(
+            component="map of the draft's vocabulary", made=boot, read=[_caller(found, row)], writes=("hot_token_id",)
+        )
+    if not around.state:
+        return _model(found, row, backend, around)
+    if side == "draft" and around.weights:
+        return Place(component="draft's output head", made=boot, read=[_caller(found, row)])
+    return Place(component=f"{side}'s output head", made=[LOGITS], read=[_caller(found, row)])
+
+
+def _seam(found: Divergence, row: compat.Release, around: Around) -> Place:
+    """What a forward is fed, a tree, a walk: the call at whose seam it is seen."""
+    draft = f"{row.worker_module}:{row.draft}"
+    verify = [f"{row.worker_module}:{row.worker}.verify"]
+    fed = {Kind.POSITION: ("positions",), Kind.EXTEND_INPUT: ("input_ids",), Kind.TOKEN: ("input_ids",)}
+    writes = fed.get(found.kind, ("hidden_states",) if found.hint.startswith("hidden_in") else ())
+    if found.key.phase == Phase.PREBUILT and around.attempt:
+        component = "draft state kept since the hand-over, which a retraction does not renew"
+        return Place(component=component, made=COMMITTED, read=DRAFT_INPUT, writes=("hidden_states_tensor",))
     return {
-        Phase.PREFILL: ([f"{BATCH}:ScheduleBatch.prepare_for_extend"], [RUNNER]),
-        Phase.DRAFT_PREFILL: ([f"{draft}.{row.draft_prefill}"], [RUNNER]),
-        Phase.DRAFT: ([f"{draft}.draft_forward"], [RUNNER]),
-        Phase.VERIFY: (
-            ["sglang.srt.speculative.eagle_utils:build_tree_kernel_efficient"],
-            [f"{row.worker_module}:{row.worker}.verify"],
+        Phase.PREFILL: Place(component="target's prompt", made=[f"{BATCH}:ScheduleBatch.prepare_for_extend"]),
+        Phase.DRAFT_PREFILL: Place(component="draft prefill's input", made=[f"{draft}.{row.draft_prefill}"]),
+        Phase.DRAFT: Place(component="draft step's input", made=[f"{draft}.draft_forward"]),
+        Phase.VERIFY: Place(component="draft tree", made=TREE, read=verify),
+        Phase.ACCEPT: Place(
+            component="verify walk", made=[":".join(row.sample)] if row.sample else verify, read=verify
         ),
-        Phase.ACCEPT: ([":".join(row.sample)] if row.sample else [], [f"{row.worker_module}:{row.worker}.verify"]),
-        Phase.EXTEND: ([f"{draft}.{row.draft_extend}"], [RUNNER]),
-        Phase.PREBUILT: (
-            ["sglang.srt.disaggregation.decode_schedule_batch_mixin:"
-             "ScheduleBatchDisaggregationDecodeMixin.process_prebuilt"],
-            [f"{draft}.draft_forward"],
-        ),
-    }.get(Phase(found.key.phase), ([], []))  # fmt: skip
+        Phase.EXTEND: Place(component="draft extend's input", made=[f"{draft}.{row.draft_extend}"]),
+        Phase.PREBUILT: Place(component="draft state that is handed over", made=SENT, read=DRAFT_INPUT),
+    }[Phase(found.key.phase)].fed(writes)
 
 
-def _first(calls: Sequence[str], release: str) -> str:
+def _side(found: Divergence) -> str:
+    return "target" if found.key.phase in (Phase.PREFILL, Phase.VERIFY) else "draft"
+
+
+def _caller(found: Divergence, row: compat.Release) -> str:
+    """The worker's function that has a model run for a phase."""
+    draft = {Phase.DRAFT_PREFILL: row.draft_prefill, Phase.DRAFT: "draft_forward", Phase.EXTEND: row.draft_extend}
+    name = draft.get(Phase(found.key.phase))
+    if name is not None:
+        return f"{row.worker_module}:{row.draft}.{name}"
+    verifies = found.key.phase == Phase.VERIFY
+    return f"{row.worker_module}:{row.worker}.{'verify' if verifies else 'forward_batch_generation'}"
+
+
+def _forwards(model: str) -> list[str]:
+    """The forwards of a model's module: that of the class, of the model inside it, or of whom it inherits from."""
+    module, _, name = model.partition(":")
+    return [f"{module}:*Model*.forward", f"{module}:{name}.forward", RUNNER]
+
+
+def _first(calls: Sequence[str], release: str, writes: Sequence[str] = ()) -> str:
     """The first that the release's source has, with its line; the first of all where there is no source."""
     for call in calls:
         module, _, function = call.partition(":")
-        if place := _functions(module, release).get(function):
-            return f"{place} {function}"
+        there = _functions(module, release)
+        name = next((each for each in there if fnmatchcase(each, function)), "")
+        if name:
+            at = [str(line) for each, lines in there[name].writes.items() if each in writes for line in lines]
+            wrote = f" ({writes[0]} at line{'s' * (len(at) > 1)} {', '.join(at[:MOST_LINES])})" if at else ""
+            return f"{there[name].place} {name}{wrote}"
     return f"{_file(calls[0].partition(':')[0])} {calls[0].partition(':')[2]}" if calls else ""
 
 
@@ -151,31 +276,56 @@ def _file(module: str) -> str:
     return f"{module.removeprefix('sglang.').replace('.', '/')}.py"
 
 
-def _functions(module: str, release: str) -> Mapping[str, str]:
-    """Qualified name -> file and line, of one module of an installed release and what it imports; empty without it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """place: file and line of a function. writes: name of a variable or attribute -> lines that give it a value."""
+
+    place: str
+    writes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+def _functions(module: str, release: str) -> Mapping[str, Function]:
+    """Qualified name -> each function of one module of an installed release and what it imports; empty without it."""
     own, imported = _parsed(module, release)
     there = {name: _parsed(other, release)[0].get(name) for name, other in imported.items() if name not in own}
     return {**own, **{name: place for name, place in there.items() if place}}
 
 
 @cache
-def _parsed(module: str, release: str) -> tuple[Mapping[str, str], Mapping[str, str]]:
-    """(function -> file and line, imported name -> its module of SGLang) of a module; empty without its source."""
+def _parsed(module: str, release: str) -> tuple[Mapping[str, Function], Mapping[str, str]]:
+    """(function by its name, imported name -> its module of SGLang) of a module; empty without its source."""
     here = envs.current()
     env = here if here is not None and here.version == release else envs.state(release)
     for root in env.pythonpath:
         path = root / f"{module.replace('.', '/')}.py"
         if path.is_file():
             body = ast.parse(path.read_text(encoding="utf-8")).body
-            own = {name: f"{_file(module)}:{line}" for name, line in _named(body, "")}
+            own = {
+                name: Function(place=f"{_file(module)}:{node.lineno}", writes=_writes(node))
+                for name, node in _named(body, "")
+            }
             imports = [node for node in body if isinstance(node, ast.ImportFrom) and not node.level]
             return own, {each.name: str(node.module) for node in imports for each in node.names}
     return {}, {}
 
 
-def _named(body: Sequence[ast.stmt], within: str) -> Iterator[tuple[str, int]]:
+def _named(body: Sequence[ast.stmt], within: str) -> Iterator[tuple[str, ast.stmt]]:
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield f"{within}{node.name}", node.lineno
+            yield f"{within}{node.name}", node
         elif isinstance(node, ast.ClassDef):
             yield from _named(node.body, f"{within}{node.name}.")
+
+
+def _writes(function: ast.stmt) -> dict[str, list[int]]:
+    """Name -> lines of assignments to it, and of calls of its methods that work in place."""
+    found: dict[str, list[int]] = {}
+    for node in ast.walk(function):
+        targets = getattr(node, "targets", [getattr(node, "target", None)]) if isinstance(node, ASSIGNMENTS) else []
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
+            targets = [node.func.value]
+        for target in [each for one in targets for each in getattr(one, "elts", [one])]:
+            inner = target.value if isinstance(target, ast.Subscript) else target
+            if name := getattr(inner, "attr", getattr(inner, "id", "")):
+                found.setdefault(name, []).append(target.lineno)
+    return {name: sorted(set(lines)) for name, lines in found.items()}

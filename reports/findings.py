@@ -17,8 +17,9 @@ from harness.contract.providers import WITNESS
 from harness.contract.types import Divergence, Kind, Phase
 from harness.contract.words import counted
 from harness.driving.accept_lengths import AcceptLengths
+from harness.driving.around import Around
 from harness.driving.progress import ScenarioResult
-from reports.blame import server_flags, where_lines
+from reports.blame import UNKNOWN, server_flags, where_lines
 from reports.prose import say
 
 #: Kinds that are about the engine's processes and resource accounting, not about what was drafted or verified.
@@ -92,10 +93,15 @@ def known_lines(one: ScenarioResult, text: str) -> list[str]:
 def render_finding(console: Console, one: ScenarioResult, finding: Finding) -> None:
     """Its first divergence, and what it costs."""
     say(console, describe(finding.first, one.scenario, finding=finding))
-    for line in where_lines(finding.first, one.scenario, one.setup.release):
+    for line in where_lines(finding.first, one.scenario, one.setup.release, around_of(one, finding.signature)):
         say(console, f"  {line}")
     for line in accept_lines(one.accept_of.get(finding.signature)):
         say(console, f"  {line}")
+
+
+def around_of(one: ScenarioResult, signature: str) -> Around:
+    """What is known of the place where a finding begins; nothing of what follows from another."""
+    return one.around.get(signature, UNKNOWN)
 
 
 def accept_lines(accept: AcceptLengths | None) -> list[str]:
@@ -111,7 +117,7 @@ def said_lines(one: ScenarioResult, signature: str, *, accept: AcceptLengths | N
     accept: what it costs in other scenarios too.
     """
     first = next(found.first for found in one.findings if found.signature == signature)
-    where = where_lines(first, one.scenario, one.setup.release)
+    where = where_lines(first, one.scenario, one.setup.release, around_of(one, signature))
     return [*where, *accept_lines(accept or one.accept_of.get(signature)), *known_lines(one, signature)]
 
 
@@ -139,7 +145,8 @@ def assume_line(one: ScenarioResult, known: Known) -> str:
         return ""
     again = f"eaglecheck recheck {one.folder} --fresh-reference"
     command = again if known.predicted else run_again(one.folder.parent, replay=False)
-    return f"expect it, and see what else differs:  {command} --assume {known.id}"
+    ids = " ".join(f"--assume {one}" for one in (known.id, *known.behind))
+    return f"expect it, and see what else differs:  {command} {ids}"
 
 
 def render_next(console: Console, one: ScenarioResult, *, look: bool = True) -> None:

@@ -43,10 +43,14 @@ ORDER = (Outcome.FAIL, Outcome.UNKNOWN, Outcome.PASS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """What else the page shows: documents that `matrix --json` and `mutants --json` wrote, and a store of nights."""
+    """What else the page shows: documents that `matrix --json` and `mutants --json` wrote, and a store of nights.
+
+    boards: documents as `mutants`, of a night's cells.
+    """
 
     matrix: dict[str, Any] | None = None
     mutants: dict[str, Any] | None = None
+    boards: Sequence[dict[str, Any]] = ()
     trends: Trends | None = None
 
 
@@ -87,7 +91,7 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
         accept=None if (accept := accept_lengths_of(results)) is None else accept_text(accept),
         histograms=histograms([frames.accept_lengths for _, frames in ordered]),
         matrix=extra.matrix,
-        mutants=extra.mutants,
+        boards=[*filter(None, [extra.mutants]), *extra.boards],
         trends=extra.trends,
         heads=[embedded(scenario_head(one, frames)) for one, frames in ordered],
         rows=_rows(ordered),

@@ -43,6 +43,7 @@ COMPARED = {
     "returned_states": "returned states",
     "window_slots": "window slots",
     "recurrent_states": "recurrent states",
+    "host_rows": "host rows",
     "idle_states": "idle states",
     "token_counts": "token counts",
     "tp_rows": "rows of other TP ranks",
@@ -140,7 +141,8 @@ def render_cost(console: Console, result: RunResult) -> None:
     if cost.total_seconds:
         say(
             console,
-            f"\n{counted(cost.boots, 'engine boot')} {cost.boot_seconds:.1f} s, "
+            f"\n{counted(cost.boots, 'engine boot')} {cost.boot_seconds:.1f} s, waiting for them "
+            f"{cost.waited_seconds:.1f} s ({100 * cost.waited_seconds / cost.total_seconds:.0f} %), "
             f"engine {cost.engine_seconds:.1f} s, reference {cost.reference_seconds:.1f} s{_memory(cost)}, "
             f"checks {cost.judge_seconds:.1f} s, store {cost.store_seconds:.1f} s, in all {cost.total_seconds:.1f} s",
         )

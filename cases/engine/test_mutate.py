@@ -4,7 +4,7 @@ import pytest
 
 from cases.fixed import default_scenarios
 from harness.driving.drive import drive
-from harness.search.executed import digest
+from harness.search.executed import digest, with_boot
 
 SCENARIO = next(one for one in default_scenarios() if one.name == "finish-together")
 FILE, MODULE = "srt/speculative/eagle_worker_v2.py", "sglang.srt.speculative.eagle_worker_v2"
@@ -21,17 +21,24 @@ def test_the_mutated_line_runs_and_the_engine_is_itself_again_afterwards(engines
         file = tmp_path / "mutated.py"
         file.write_text(source.replace(NEXT, after))
         engine = engines.use(engines.launch(SCENARIO))
-        assert engine.swap(MODULE, file) == 1, "one function changed"
+        assert engine.swap({MODULE: file}) == 1, "one function changed"
         trace = drive(engine, SCENARIO)
         return engine, trace
 
     sound = engines(SCENARIO, fresh=True)
     engine, trace = mutated("forward_batch.positions.add_(2)")
-    assert digest(trace) != digest(sound.trace)
-    assert engine.swap("", "") == 0
+    changed = digest(trace)
+    assert changed != digest(sound.trace)
+    assert engine.swap() == 0
     assert digest(drive(engine, SCENARIO)) == digest(sound.trace), "the same engine is itself again"
     _, trace = mutated("forward_batch.positions.add_(1 // 0)")
     (crash,) = (event for event in trace.events if event.name == "crash")
     assert crash.data["site"].endswith("eagle_worker_v2.py:draft_forward")
     assert "ZeroDivisionError" in crash.data["error"]
+    file = tmp_path / "mutated.py"
+    file.write_text(source.replace(NEXT, "forward_batch.positions.add_(2)"))
+    engine = engines.use(with_boot(engines.launch(SCENARIO), mutated={MODULE: str(file)}))
+    assert digest(drive(engine, SCENARIO)) == changed, "put in before the boot it is the same mutant"
+    assert engine.swap() == 0
+    assert digest(drive(engine, SCENARIO)) == digest(sound.trace)
     engines.close()

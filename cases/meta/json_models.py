@@ -48,6 +48,7 @@ class Known(Strict):
     fixed_in: str
     link: str
     assume: bool
+    shown_by: list[str]
 
 
 class Accept(Strict):
@@ -65,8 +66,10 @@ class Finding(Strict):
     count: Annotated[int, Field(ge=1)]
     rids: list[str]
     consequence_of: str | None
+    component: str
     made_by: str
     read_by: str
+    around: list[str]
     known: list[Known]
     accept: Accept | None
     first: Divergence
@@ -83,6 +86,7 @@ class CoveragePoint(Strict):
 class Cost(Strict):
     boots: Count
     boot_seconds: Seconds
+    waited_seconds: Seconds
     engine_seconds: Seconds
     reference_seconds: Seconds
     reference_mib: Count

@@ -50,6 +50,7 @@ POINTS_SHOWN = (
 COST = Cost(
     boots=1,
     boot_seconds=23.2,
+    waited_seconds=24.1,
     engine_seconds=13.7,
     reference_seconds=1.4,
     judge_seconds=0.1,

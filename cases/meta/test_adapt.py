@@ -9,7 +9,7 @@ from cases import catalogue
 from cases.fixed import default_scenarios
 from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.contract.usage import UsageError
-from harness.driving.adapt import Wanted, adapted, check_possible, refusal
+from harness.driving.adapt import Wanted, adapted, check_possible, refusal, undrawn
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import GRAPH_SIZES, build_launch, dtype_on
 
@@ -59,6 +59,7 @@ def test_what_is_named_is_part_of_the_scenario_that_is_stored():
         (Wanted(attention_backend="fa3"), "cpu", "triton"),
         (Wanted(attention_backend="fa4"), "cuda", "fa3"),
         (Wanted(cuda_graph=True), "cpu", "--device cuda"),
+        (Wanted(prefill_cuda_graph=True), "cuda", "--cuda-graph"),
         (Wanted(page_size=0), "cuda", "allowed: 1 to 512"),
     ],
 )
@@ -109,6 +110,9 @@ def test_a_gpu_engine_gets_graphs_of_few_sizes_and_no_replacement_kernels(launch
     assert boot["arguments"]["disable_cuda_graph"] is False
     assert boot["optional_arguments"]["cuda_graph_bs"] == list(GRAPH_SIZES)
     assert boot["optional_arguments"]["disable_prefill_cuda_graph"] is True
+    asked = launched(cuda_graph=True, prefill_cuda_graph=True)["optional_arguments"]
+    assert (asked["disable_prefill_cuda_graph"], asked["disable_piecewise_cuda_graph"]) == (False, False)
+    assert asked["cuda_graph_bs_prefill"] == asked["piecewise_cuda_graph_tokens"]
     assert "TRITON_INTERPRET" not in boot["environment"]
     assert boot["flags"] == []
     assert launched(cuda_graph=False)["arguments"]["disable_cuda_graph"] is True
@@ -124,6 +128,27 @@ def test_overlap_on_a_gpu_is_what_the_release_does_by_default(launched):
 @pytest.mark.parametrize(("given", "level"), [(True, "full"), (False, "off"), ("tokens", "tokens"), ("full", "full")])
 def test_probe_levels(given, level, launched):
     assert launched(device="cpu", probe=given)["probe"] == level
+
+
+def test_what_a_bundle_without_flashinfer_cannot_draw_is_refused(tmp_path):
+    env = EngineEnv(
+        version="0.5.13", python=tmp_path, pythonpath=(tmp_path,), torch="2.11.0", ready=True, unpacked=True
+    )
+    chain, beside_greedy, rules = (
+        catalogue.read_scenario(Path("cases/scenarios") / f"{name}.json")
+        for name in ("sampled-chain", "sampled-rejection", "rules-rejection")
+    )
+    drawn = [one for one in beside_greedy.requests if not one.greedy]
+    alone = beside_greedy.model_copy(update={"requests": tuple(drawn)})
+    cut = rules.model_copy(update={"requests": tuple(one for one in rules.requests if one.rid == "top-p")})
+    for scenario in (chain, beside_greedy, cut):
+        assert "and SGLang 0.5.13 draws by flashinfer's kernels" in undrawn(scenario, env, device="cuda")
+        assert not undrawn(scenario, env, device="cpu")
+        assert not undrawn(scenario, replace(env, unpacked=False), device="cuda")
+    assert not undrawn(alone, env, device="cuda")
+    assert not undrawn(SCENARIO, env, device="cuda")
+    (tmp_path / "flashinfer").mkdir()
+    assert not undrawn(chain, env, device="cuda")
 
 
 @pytest.mark.parametrize(

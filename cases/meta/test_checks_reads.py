@@ -66,7 +66,9 @@ def test_what_was_not_recorded_is_said_and_not_judged():
     engine, _, read = made(CHAIN)
     result = judged(CHAIN, engine)
     assert (result.divergences, result.compared) == ([], {})
-    assert result.notes == [f"{NOT_RECORDED})"]
+    assert result.notes == [f"{NOT_RECORDED}; a run anew records it, unless its layers have windows)"]
+    graphs = CHAIN.model_copy(update={"engine": CHAIN.engine.model_copy(update={"cuda_graph": True})})
+    assert judged(graphs, engine).notes == [f"{NOT_RECORDED}; a run with --disable-cuda-graph records it)"]
     some = {row: slots for row, slots in read.items() if engine.rows.strings["phase"][row] != "VERIFY"}
     assert judged(CHAIN, with_reads(engine, some)).notes == [f"{NOT_RECORDED} in VERIFY)"]
 

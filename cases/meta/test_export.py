@@ -237,14 +237,15 @@ def test_each_reproduction_is_of_an_open_finding_and_imports_nothing_of_ours(fil
 def test_where_names_file_line_and_function_by_the_source_of_the_release(one, tmp_path, monkeypatch):
     source = tmp_path / "sglang/srt/speculative/eagle_worker_v2.py"
     source.parent.mkdir(parents=True)
-    source.write_text("class EagleDraftWorker:\n    x = 1\n    def draft_forward(self): ...\n")
+    source.write_text("class EagleDraftWorker:\n    x = 1\n    def draft_forward(self):\n        self.positions = 1\n")
     env = envs.EngineEnv(version="0.5.23", python=Path("p"), pythonpath=(tmp_path,), torch="", ready=True)
     monkeypatch.setattr(blame.envs, "state", lambda _release: env)
     blame._parsed.cache_clear()
     first = one.findings[0].first
     (line,) = blame.where_lines(first, one.scenario, "0.5.23")
     blame._parsed.cache_clear()
-    assert line.startswith("in SGLang: made by srt/speculative/eagle_worker_v2.py:3 EagleDraftWorker.draft_forward")
+    maker = "srt/speculative/eagle_worker_v2.py:3 EagleDraftWorker.draft_forward (positions at line 4)"
+    assert line.startswith(f"in SGLang: draft step's input: made by {maker}")
     assert line.endswith("; read by srt/model_executor/model_runner.py ModelRunner.forward")
     assert blame.where_lines(first, one.scenario, "a-commit") == []
 

@@ -29,7 +29,7 @@ def prepare(boot):
     return [os.getpid(), tempfile.gettempdir()]
 
 assert sys.argv[1] == "fork-server"
-path, (imported_by, _) = serve(socket.socket(fileno=int(sys.argv[2])), prepare)
+path, (imported_by, _) = serve(socket.socket(fileno=int(sys.argv[2])), prepare, lambda _: os.environ.get("NOT", ""))
 print("written by a fork", flush=True)
 answer = {{"pid": os.getpid(), "session": os.getsid(0), "folder": os.getcwd(), "temporary": tempfile.gettempdir()}}
 answer |= {{"imported_by": imported_by, "chance": __import__("random").random(), "environment": dict(os.environ)}}
@@ -125,17 +125,37 @@ def test_one_fork_server_serves_its_kind_and_another_kind_gets_one_of_its_own(la
     other_arguments = replace(launch, boot={**launch.boot, "arguments": {"k": 1}})
     other_environment = replace(launch, boot={**launch.boot, "environment": {"A": "2"}})
     assert kind_of(launch) == kind_of(other_arguments) != kind_of(other_environment)
-    assert kept.engine(launch, tmp_path / "1.log").start == kept.server.start
-    first = kept.server
-    assert kept.engine(other_arguments, tmp_path / "2.log").start == first.start
+    first = kept.server(launch)
+    assert kept.server(other_arguments) is first
     running = psutil.Process(first._process.pid)
-    assert kept.engine(other_environment, tmp_path / "3.log").start != first.start
+    first.hosts.add(1)  # something lives that was forked from it
+    assert kept.server(other_environment) is not first
+    assert running.is_running()
+    first.hosts.clear()
+    assert kept.server(other_environment) is not first
     assert survivors([running]) == []
     assert kept.started == 2
     kept.close()
+    with pytest.raises(EngineError, match="were ended"):
+        kept.server(launch)
 
 
-@pytest.mark.parametrize("answer", [{"forked": False}, {"lease": {"share": 4}}, {"handoff": {"side": "decode"}}])
+def test_on_a_card_what_only_patches_for_a_cpu_look_at_makes_no_kind(launch):
+    def kinds(device, **more):
+        boots = [{**launch.boot, "device": device, "overlap": overlap, **more} for overlap in (True, False)]
+        return {kind_of(replace(launch, boot=boot)) for boot in boots}
+
+    assert (len(kinds("cuda")), len(kinds("cpu")), len(kinds("cuda", plugin="a worker"))) == (1, 2, 2)
+
+
+def test_a_process_that_cannot_be_forked_says_why(launch, monkeypatch, tmp_path):
+    monkeypatch.setenv("NOT", "something initialised CUDA")
+    kept = ForkServers(tmp_path)
+    assert kept.server(launch).refused == "something initialised CUDA"
+    kept.close()
+
+
+@pytest.mark.parametrize("answer", [{"forked": False}, {"handoff": {"side": "decode"}}])
 def test_what_differs_before_the_imports_is_not_forked(launch, answer):
     assert can_fork(launch)
     assert not can_fork(replace(launch, boot={**launch.boot, **answer}))

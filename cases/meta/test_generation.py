@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases.boots import ADAPTER_BOOTS, BOOTS, DP_BOOTS, PD_BOOTS, RANKED_PAIR, STATES, TREES, WEIGHT_BOOTS
+from cases.boots import ADAPTER_BOOTS, BOOTS, DP_BOOTS, HOSTED, PD_BOOTS, RANKED_PAIR, STATES, TREES, WEIGHT_BOOTS
 from cases.generation import MOST_REQUESTS, generate, scenarios
 from cases.kit import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life
 from cases.templates_handoff import MOST
@@ -17,7 +17,7 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Op, Scenario
 from harness.coverage import POINTS, Where, names
 
-OTHERS = (ADAPTER_BOOTS["lora"], WEIGHT_BOOTS["weights-tp"])
+OTHERS = (ADAPTER_BOOTS["lora"], WEIGHT_BOOTS["weights-tp"], HOSTED["hicache-pages"])
 ALL_BOOTS = [*OTHERS, *BOOTS.values(), *TREES.values(), *DP_BOOTS.values(), *PD_BOOTS.values(), RANKED_PAIR, STATES]
 EVERY_BOOT = pytest.mark.parametrize("boot", ALL_BOOTS, ids=lambda boot: boot.name)
 

@@ -187,6 +187,38 @@ def test_a_graph_reports_what_the_same_round_reports_eagerly(place):
     assert found[-1][0]["forwards"] == expected[-1][0]["forwards"] == {"DRAFT": STEPS - 1}
 
 
+def test_a_prompt_that_runs_partly_in_a_graph_shows_what_the_model_is_given_without_its_padding(place):
+    """As SGLang's prefill graphs do: a forward that is replayed in the middle, on buffers of its own."""
+    body = place.cuda.CUDAGraph()
+    body.capture_begin("pool")
+    body.capture_end()  # no model's own forward is inside
+    asked, given = batch_of([3, 4], [7, 9], size=2), batch_of([3, 5], [7, 9], size=4)  # a token that was copied wrongly
+    for batch in (asked, given):
+        batch.input_ids, batch.out_cache_loc = batch.first[:, 0], batch.slots[0]
+    own = Model.forward
+
+    def forward(runner, forward_batch):
+        output = runner.model.forward(given.input_ids, given.positions, given)
+        return SimpleNamespace(logits_output=output)
+
+    def replayed(model, *args):
+        body.replay()
+        return own(model, *args)
+
+    for replays, graphs in ((True, {"DRAFT": 4}), (False, {})):
+        probe = probed(place)
+        place.graphs.on_eager = probe._take_given
+        place.runner.model.__class__.forward = replayed if replays else own
+        del place.runner.model.forward
+        place.runner.model.forward = place.graphs._watched(place.runner.model.forward, place.runner)
+        probe._forward(forward)(place.runner, asked)
+        (seen, held), (closed, _) = reported(probe.recorder)
+        assert (seen["ev"], held["input_ids"], held["positions"]) == ("forward", [3, 5], [7, 9])
+        assert len(held["hidden_in"]) == len(held["cache_slots"]) == 2
+        assert closed["graphs"] == graphs
+    Model.forward = own
+
+
 def test_a_warm_up_and_a_graph_without_a_model_leave_nothing(place):
     draft(place, batch_of([3], [7], size=1))
     empty = place.cuda.CUDAGraph()

@@ -137,7 +137,9 @@ def test_its_window_is_the_same_wherever_it_is_printed(one):
     assert f"| releases | {one.window}; seen on {', '.join(one.releases.seen)}" in page.stdout
     pointer = known_issues._known(one, "cpu")
     assert f"; {one.window}" in pointer.line
-    assert pointer.line.endswith(f"{one.upstream.link}), see  eaglecheck findings {one.id}")
+    files = [f"docs/findings/repro/{one.id}.{sort}" for sort in ("py", "patch")]
+    shown = f"; shown by {', taken away by '.join(files)}" if (FOLDER / "repro" / f"{one.id}.py").exists() else ""
+    assert pointer.line.endswith(f"{one.upstream.link}{shown}), see  eaglecheck findings {one.id}")
     assert known_document([pointer])[0]["releases"] == one.window
     (said,) = without_effect([one.id], [], release="0.5.23")
     assert said.endswith(f"SGLang {one.window})")
@@ -339,7 +341,7 @@ ROW, AHEAD = "POSITION:verify:VERIFY:one-behind", "POSITION:positions:DRAFT:one-
         (STOP, scenario(), "0.5.17", ["F-004"]),
         (STOP, scenario(), "0.5.18", []),
         (STOP, scenario(), "of-a-commit", []),
-        (EXTEND_OFF, scenario(algorithm="MTP", disaggregation=True), "0.5.23", ["F-013", "F-017"]),
+        (EXTEND_OFF, scenario(algorithm="MTP", disaggregation=True), "0.5.23", ["F-017", "F-089"]),
         (EXTEND_OFF, scenario(), "0.5.11", []),
         (EXTEND_OFF, scenario(overlap_schedule=False), "0.5.11", ["F-001"]),
         (EXTEND_OFF, scenario(cuda_graph=True), "0.5.11", ["F-001"]),
@@ -378,6 +380,7 @@ def test_a_fix_that_was_taken_out_is_known_on_every_release():
         ("EAGLE3", {"architectures": ["LlamaForCausalLMEagle3"], "norm_before_residual": True}, ["fc.weight"], "F-015"),
         ("EAGLE3", {"architectures": ["LlamaForCausalLMEagle3"], "norm_before_residual": False}, ["fc.weight"], ""),
         ("EAGLE", {"architectures": ["LlamaForCausalLMEagle"]}, ["fc.weight"], "F-031"),
+        ("EAGLE3", {"architectures": ["LlamaForCausalLMEagle3"], "square": True}, ["model.fc.weight"], "F-006"),
         ("EAGLE", {"architectures": ["LlamaForCausalLMEagle"]}, ["fc.weight", "fc.bias"], ""),
         ("EAGLE", {"architectures": ["LlamaForCausalLM"]}, ["fc.weight", "fc.bias"], "F-032"),
         ("EAGLE", {"architectures": ["Ernie4_5_MoeForCausalLM"]}, ["lm_head.weight"], "F-033"),
@@ -385,7 +388,8 @@ def test_a_fix_that_was_taken_out_is_known_on_every_release():
 )
 def test_a_draft_of_the_users_points_at_what_its_own_files_reach(tmp_path, algorithm, config, tensors, expected):
     (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file({name: np.zeros(2, dtype=np.float32) for name in tensors}, tmp_path / "model.safetensors")
+    shape = (2, 2) if "square" in config else (2, 4)
+    save_file({name: np.zeros(shape, dtype=np.float32) for name in tensors}, tmp_path / "model.safetensors")
     draft = draft_facts(tmp_path)
     found = known_as([PREFILL_OFF], scenario=scenario(algorithm=algorithm), release="0.5.23", device="cpu", draft=draft)
     assert [one.id for one in found.get(PREFILL_OFF, ())] == [expected] * bool(expected)
@@ -428,7 +432,7 @@ def test_a_finding_is_known_to_a_night_only_on_its_own_releases_and_in_its_own_c
     """What is known of a hand-over must not excuse the same numbers in a chain of its own."""
     assert known.known_as(STOP, "0.5.13", place="generated/eagle/plain").issue == "F-004"
     assert known.known_as(STOP, "0.5.23", place="generated/eagle/plain") is None
-    assert known.known_as(EXTEND_OFF, "0.5.13", place="fixed/disagg").issue == "F-013"
+    assert known.known_as(EXTEND_OFF, "0.5.13", place="fixed/disagg").issue == "F-089"
     assert known.known_as(EXTEND_OFF, "0.5.13", place="generated/eagle/plain") is None
 
 

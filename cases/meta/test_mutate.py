@@ -8,18 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from cases.fixed import default_scenarios
 from cases.meta import results
 from harness.both_sides.codes import changed, compiled, placed
 from harness.cli.report import _document
 from harness.contract.types import Outcome
 from harness.contract.usage import UsageError
 from harness.engine_side.host import source_swap
+from harness.engines.errors import EngineError, NoLease
+from harness.engines.process import Launch
 from harness.search import fates
 from harness.search.board import Board, document
-from harness.search.executed import merged
+from harness.search.executed import Followed, One, Sound, merged
 from harness.search.fates import End, Explanation, Fate
 from harness.search.faults import draw
+from harness.search.mutate import Hunt
 from harness.search.operators import changes
+from harness.search.tasks import Task, together
 from reports.page import Beside, render_page
 from reports.reading import read_report
 
@@ -122,7 +127,7 @@ def test_a_drawn_mutant_is_the_same_for_a_seed_and_another_for_another(tmp_path)
     assert {one.file.split("/")[1] for one in drawn[:4]} == {"managers", "speculative"}, "packages take turns"
     assert len({one.id for one in drawn}) == 8
     for one in drawn:
-        assert one.applied(SOURCE) != SOURCE
+        assert fates.applied(SOURCE, [one]) != SOURCE
 
 
 def test_what_closes_over_other_variables_or_changes_nothing_is_not_drawn():
@@ -157,7 +162,7 @@ def test_functions_that_others_hold_run_the_mutated_code_until_the_next_swap(tmp
 
     def to(before, after):
         mutated.write_text(source.replace(before, after))
-        return swap.to("swapped_module", str(mutated))
+        return swap.to({"swapped_module": str(mutated)})
 
     gc.freeze()  # as a process that is forked from does
     try:
@@ -168,7 +173,7 @@ def test_functions_that_others_hold_run_the_mutated_code_until_the_next_swap(tmp
         assert to("2 * f", "3 * f") >= 1
         assert held(5) == 18, "an inner function that was made before has its code too"
         assert module.untouched.__code__ is untouched
-        assert swap.to("", "") == 0
+        assert swap.to({}) == 0
         assert (held(5), bound()) == (12, [4, 5])
     finally:
         gc.unfreeze()
@@ -177,7 +182,7 @@ def test_functions_that_others_hold_run_the_mutated_code_until_the_next_swap(tmp
 def test_what_cannot_be_swapped_is_an_error_and_changes_nothing(tmp_path):
     swap = source_swap.Swap()
     with pytest.raises(LookupError, match="no_such_module is not imported"):
-        swap.to("no_such_module", str(tmp_path))
+        swap.to({"no_such_module": str(tmp_path)})
     assert not swap.back
 
 
@@ -190,16 +195,25 @@ def test_lines_that_run_are_followed_with_the_tensors_they_read(tmp_path, monkey
     other = make_module(tmp_path, source, "not_followed")
     follow = source_swap.Executed(parts=("srt/speculative/",))
     batch = types.SimpleNamespace(lens=torch.zeros(3, dtype=torch.int32), text="")
+    begin, end = (follow._around(lambda: None, capturing=capturing) for capturing in (True, False))
     before = sys.gettrace()
-    sys.settrace(follow.enter)
     try:
+        sys.settrace(follow.enter)
+        module.f(batch, 1)  # the boot is not followed
+        begin()
         module.f(batch, 0)
+        end()
+        module.f(batch, 1)  # nor is what runs after a capture, before anything is served
+        captured = {2: {"batch.lens": ["torch.int32", 3]}, 3: {}, 5: {}}
+        file = "srt/speculative/followed.py"
+        assert follow.take() == {"executed": {}, "captured": {file: captured}}
+        module.f(batch, 1)
         other.f(batch, 1)
+        served = {**captured, 4: {"a": ["torch.int32", 3]}}
+        assert follow.take() == {"executed": {file: served}, "captured": {file: captured}}
+        assert follow.take()["executed"] == {}, "taken once"
     finally:
         sys.settrace(before)
-    file = "srt/speculative/followed.py"
-    assert follow.take() == {file: {2: {"batch.lens": ["torch.int32", 3]}, 3: {}, 5: {}}}
-    assert follow.take() == {}, "taken once"
 
 
 def test_a_property_is_not_asked_for_a_tensor():
@@ -217,6 +231,112 @@ def test_merged_lines_keep_the_largest_tensor():
     one = {"f.py": {"3": {"x": ["torch.int64", 1]}}}
     other = {"f.py": {"3": {"x": ["torch.int64", 4]}, "9": {}}}
     assert merged([one, other]) == merged([other, one]) == {"f.py": {3: {"x": ["torch.int64", 4]}, 9: {}}}
+
+
+def test_lines_inside_and_outside_of_captures_are_drawn_from_apart():
+    sound = Sound(scenario=default_scenarios()[0], family="eagle", kind="", rows="x")
+    one = One(sound=sound, ran={"f.py": {1: {}, 2: {}}}, captured={"f.py": {2: {}}, "g.py": {9: {}}})
+    other = One(sound=sound.model_copy(update={"why": "FAIL"}), ran={"f.py": {7: {}}})
+    followed = Followed.of([one, other])
+    assert followed.ran == {"f.py": {1: {}}}
+    assert followed.captured == {"f.py": {2: {}}, "g.py": {9: {}}}
+
+
+def test_several_changes_of_a_file_are_made_where_each_would_be():
+    found = [results.asked(str(at)).model_copy(update={"start": at, "end": at + 1, "after": "xy"}) for at in (2, 0)]
+    assert fates.applied("abcd", found) == "xybxyd"
+    assert found[0].meets(found[0].model_copy(update={"start": 1}))
+    assert not found[0].meets(found[1])
+    assert not found[0].meets(found[0].model_copy(update={"file": "other.py"}))
+
+
+def tasks_of(*names, before=True, captured=False):
+    scenarios = tuple(default_scenarios()[:2])
+    places = {name: {"start": 2 * at, "end": 2 * at + 1, "captured": captured} for at, name in enumerate(names)}
+    return [
+        Task(
+            mutant=results.asked(name).model_copy(update=places[name]),
+            stage="family",
+            scenarios=scenarios,
+            before=Fate(id=name, end=End.SURVIVED, asked=("earlier",)) if before else None,
+        )
+        for name in names
+    ]
+
+
+def test_only_what_was_asked_before_and_shares_an_engine_is_asked_together():
+    assert [len(one) for one in together(tasks_of("a", "b"))] == [2]
+    assert [len(one) for one in together(tasks_of("a", "b", before=False))] == [1, 1]
+    assert [len(one) for one in together(tasks_of("a", "b", captured=True))] == [1, 1], "each boots its own engine"
+    assert [len(one) for one in together(tasks_of("a") * 2)] == [1, 1], "both would change one place"
+    assert [len(one) for one in together(tasks_of(*"abcdefghijk"))] == [8, 3]
+
+
+def test_of_several_mutants_the_one_that_shows_is_found_and_the_others_survive(monkeypatch, tmp_path):
+    ran = []
+
+    def run(self, found, scenario):
+        names = [one.id for one in found.mutants]
+        ran.append((scenario.name, "".join(names)))
+        found.asked.append(scenario.name)
+        if "e" in names:
+            found.end, found.rows = End.KILLED, True
+
+    monkeypatch.setattr(Hunt, "_run", run)
+    hunt = Hunt(engines=None, package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
+    tasks = tasks_of(*"abcdef")
+    first, second = (one.name for one in tasks[0].scenarios)
+    fates_of = {fate.id: fate for fate in hunt.ask(tasks)}
+    assert [fates_of[name].end for name in "abcdef"] == [End.SURVIVED] * 4 + [End.KILLED, End.SURVIVED]
+    assert fates_of["a"].asked == fates_of["f"].asked == ("earlier", first, second)
+    assert fates_of["e"].asked == ("earlier", first), "a kill ends it"
+    assert ran == [(first, one) for one in ("abcdef", "abc", "def", "d", "ef", "e", "f")] + [(second, "abcdf")]
+
+
+class Engines:
+    """Notes what is booted; an engine that boots with a mutant in one file dies of it."""
+
+    device, boots, logs, log_name = "cuda", 0, Path("none"), "engine-{boot}.log"
+
+    def __init__(self, error):
+        self.error, self.booted = error, []
+
+    def launch(self, _scenario):
+        return Launch(python=Path("python"), pythonpath=(), boot={"optional_arguments": {}})
+
+    def use(self, launch):
+        self.booted.append(launch.boot.get("mutated", {}))
+        raise self.error
+
+    def alive(self):
+        return False
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("captured", "error", "end"),
+    [
+        (True, EngineError("the engine ended while booting; it ends with:\n  TypeError: f()\n  sigquit"), End.KILLED),
+        (True, EngineError("the engine ended while booting; it ends with:\n  CUDA out of memory"), End.ERROR),
+        (True, EngineError("the engine did not boot within 180 s"), End.ERROR),
+        (True, NoLease("every lease is taken"), End.ERROR),
+        (False, EngineError("the engine ended while booting"), End.ERROR),
+    ],
+)
+def test_a_boot_that_fails_says_something_of_a_mutant_only_where_it_boots_with_it(tmp_path, captured, error, end):
+    (tmp_path / "srt" / "speculative").mkdir(parents=True)
+    (tmp_path / "srt" / "speculative" / "one.py").write_text(SOURCE)
+    engines = Engines(error)
+    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=(), release="0.5.23")
+    (fate,) = hunt.ask(tasks_of("a", before=False, captured=captured))
+    assert (fate.end, fate.ended) == (end, end is End.KILLED)
+    file = str(tmp_path / "mutated" / "a.py")
+    assert engines.booted[0] == ({"sglang.srt.speculative.one": file} if captured else {})
+    if end is End.KILLED:
+        assert fate.why == "TypeError: f()"
+    assert not list((tmp_path / "mutated").iterdir()), "no mutated file is left"
 
 
 def test_changed_code_is_found_through_every_level():
@@ -297,7 +417,10 @@ def test_the_page_of_a_report_shows_the_board(tmp_path):
     run = results.store(tmp_path / "runs", ("single", results.sound))
     file = tmp_path / "mutate.json"
     file.write_text(json.dumps(document(Board.of(CAMPAIGN, FOUND, EQUIVALENT))))
-    text = render_page(read_report(run), beside=Beside(mutants=_document(file, "mutants")))
+    of_a_night = document(Board.of(CAMPAIGN, FOUND, EQUIVALENT)) | {"families": ["tree"]}
+    text = render_page(read_report(run), beside=Beside(mutants=_document(file, "mutants"), boards=[of_a_night]))
+    assert text.count('<h2 id="mutants-title') == text.count("Mutants <span") == 2
+    assert text.count("(eagle)") == text.count("(tree)") == 1
     assert "Of 4 that are not equivalent, seen over the same runs by: eaglecheck 3, text parity 2," in text
     assert "<code>srt/speculative/one.py</code>" in text
     assert "never read" in text, "why a survivor is equivalent"

@@ -168,6 +168,7 @@ def test_a_mutant_that_survives_and_nobody_explained_is_a_finding_of_its_cell(tm
     explained = mutated._result(cell, Board.of(CAMPAIGN, fates, {"x": why}), start=time.monotonic())
     assert (explained.verdict, explained.findings) == (Outcome.PASS, ())
     assert found.drawn, "another night asks other mutants"
+    assert found.board["counts"] == {"survived": 1, "killed": 1}
 
 
 def test_mutants_are_planned_on_a_cpu_when_they_are_asked_for():

@@ -11,7 +11,7 @@ from harness.driving import pool, progress, runner
 from harness.engines.envs import EngineEnv
 from harness.engines.errors import EngineError, EngineNotClean
 
-LAUNCH = SimpleNamespace(beside=None, boot={}, python="python", pythonpath=())
+LAUNCH = SimpleNamespace(beside=None, boot={}, python="python", pythonpath=(), ranks=1)
 SCENARIOS = tuple(results.named(name) for name in ("single", "together", "joined"))
 
 

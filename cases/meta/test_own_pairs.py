@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from types import SimpleNamespace
 
@@ -109,6 +110,7 @@ def test_a_targets_own_mtp_layers_draft_where_no_draft_is_named(folder, config, 
     alone, named = own_pair(target, None), own_pair(target, target)
     assert (alone.algorithm, alone.layers) == kind
     assert alone.facts() == named.facts()
+    assert alone.facts()["draft"]["parameters"] == sum(math.prod(shape) for shape in tensors.values())
     assert "the target's own MTP layers" in described(alone.facts())
 
 
@@ -120,6 +122,7 @@ def test_a_targets_own_mtp_layers_draft_where_no_draft_is_named(folder, config, 
         ({"eos_token_id": [9, 7]}, {"eos_token_id": 8}, (7, 8, 9)),
         ({"eos_token_id": None}, {"eos_token_id": [5]}, (5,)),
         ({"text_config": {"eos_token_id": 4}}, {}, (4,)),
+        ({"eos_token_id": [511, 512], "vocab_size": 512}, {"eos_token_id": 999}, (511,)),  # those there are
     ],
 )
 def test_eos_is_what_both_files_name(folder, config, generation, eos):

@@ -264,3 +264,32 @@ def test_a_folder_is_read_by_its_architecture(tiny, tmp_path):
         CheckpointError, match=r"LlamaForCausalLM.*expected one of DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, "
     ):
         load_head(tiny.target, target)
+
+
+def two_layers(pair, place, **norms):
+    """A copy of the draft folder with a second layer: a Llama layer, with these norms in front of its attention."""
+    folder = rewritten(pair, place, {"num_hidden_layers": 2})
+    first = load_file(folder / "model.safetensors")
+    tensors = {name.replace("midlayer.", "layers.0."): own for name, own in first.items()}
+    for name, own in first.items():
+        if name.startswith("midlayer.") and "input_layernorm" not in name and "hidden_norm" not in name:
+            width = 64 if own.dim() == 2 and own.shape[1] == 128 and "_proj" in name and "mlp" not in name else None
+            tensors[name.replace("midlayer.", "layers.1.")] = (
+                uneven(*own[:, :width].shape) / 9 if width else own.clone()
+            )
+    tensors |= {f"layers.1.{name}.weight": weight for name, weight in norms.items()}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_the_norm_of_a_later_layer_is_the_one_its_file_holds(tiny, tmp_path):
+    """vLLM writes an input_layernorm there, SGLang reads a hidden_norm."""
+    vllm, sglang, other = (
+        answers(tiny, two_layers(tiny, tmp_path / str(i), **{name: uneven(64, seed=seed)}))[2]
+        for i, (name, seed) in enumerate((("input_layernorm", 7), ("hidden_norm", 7), ("hidden_norm", 8)))
+    )
+    assert torch.equal(vllm, sglang)
+    assert not torch.allclose(sglang, other, atol=1e-3)
+    both = two_layers(tiny, tmp_path / "both", input_layernorm=uneven(64), hidden_norm=uneven(64))
+    with pytest.raises(CheckpointError, match=r"layers\.1\.\* has an input_layernorm and a hidden_norm"):
+        Eagle3Head.load(both, load_llama(tiny.target))

@@ -253,6 +253,11 @@ def spoiled(folder, change=lambda _: None, **config):
         (lambda t: t.pop("model.layers.2.mlp.up_proj.weight"), {}, "missing keys: model.layers.2.mlp.up_proj.weight"),
         (lambda t: t.update({"model.layers.2.extra.weight": torch.ones(2)}), {}, "leaves model.layers.2.extra.weight"),
         (lambda t: t.update({"model.norm.weight": torch.ones(7)}), {}, "model.norm.weight"),
+        (
+            lambda t: t.update({"model.layers.2.self_attn.q_proj.bias": torch.ones(64)}),
+            {"qkv_bias": True},
+            "leaves model.layers.2.self_attn.q_proj.bias",
+        ),
         (lambda t: None, {"partial_rotary_factr": 0.5}, "partial_rotary_factr is 0.5; transformers' Olmo2Config does"),
         (lambda t: None, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is"),
         (lambda t: None, {"model_type": "nothing"}, "transformers cannot read it"),
@@ -266,6 +271,11 @@ def test_a_folder_that_the_module_would_read_in_part_is_refused(tmp_path, change
     with pytest.raises(CheckpointError, match=said) as refused:
         load_target(tmp_path)
     assert "nor does transformers provide it" in str(refused.value)
+
+
+def test_a_key_of_what_the_files_show_is_no_secret(tmp_path):
+    written(tmp_path, "Olmo2", **OTHERS["Olmo2"])
+    assert load_target(spoiled(tmp_path, qkv_bias=False)).provider == "transformers"
 
 
 def test_layers_of_a_draft_in_its_folder_are_none_of_its_business(tmp_path):

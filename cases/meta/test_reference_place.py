@@ -6,15 +6,16 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.make_real_size import SHAPES, make
-from cases.meta.pretended_card import IDLE, app, used
+from cases.meta.pretended_card import IDLE, IDLE_SECOND, app, used
 from cases.meta.test_footprint import SMALL
 from harness.both_sides import leases
 from harness.cli import prepare
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario, SpecConfig
 from harness.contract.usage import UsageError
+from harness.driving.oracle import Oracle
 from harness.driving.own_pair import own_pair
-from harness.driving.place import CPU
+from harness.driving.place import CPU, Place
 
 SCENARIO = Scenario(
     name="x",
@@ -53,6 +54,24 @@ def test_the_tiny_pairs_are_computed_on_the_cpu_and_nothing_is_said():
 def test_a_word_that_names_no_device_is_refused(pair):
     with pytest.raises(UsageError, match="allowed: auto, cpu, cuda"):
         place("gpu", pair)
+
+
+def test_a_card_that_is_not_there_is_refused(pair, machine):
+    with pytest.raises(UsageError, match="allowed: auto, cpu, cuda"):
+        place("cuda:one", pair)
+    with pytest.raises(UsageError, match="not here\n  allowed: cuda:0 to cuda:0"):
+        place("cuda:1", pair)
+
+
+@pytest.mark.parametrize(("asked", "computes"), [("cuda", "cuda:1"), ("cuda:0", "cuda:0")])
+def test_a_reference_computes_on_the_card_that_it_leased(machine, tmp_path, asked, computes):
+    machine.say(cards=(IDLE, IDLE_SECOND))
+    other = leases.take(leases.request(40.0), say=lambda _text: None)  # of the first card; so the second is emptier
+    oracle = Oracle(target=tmp_path, draft=tmp_path, place=Place(device=asked, said=1024))
+    oracle._take_lease()
+    assert oracle.place.device == computes
+    for held in (oracle._lease, other):
+        os.close(held.lock)
 
 
 def test_a_pair_of_ones_own_goes_beside_its_engine_where_both_fit(pair, machine, talkative):

@@ -344,7 +344,7 @@ def test_a_known_issue_is_named_below_its_finding_once_a_run_and_by_its_id_from_
         replace(third, known={"the engine would not start: x": (other,)}),
     )
     lines = printed(render_run, run, width=150).splitlines()
-    assert lines[lines.index(f"  signature {signature}") + 2] == f"  {known.line}", "behind where it is in SGLang"
+    assert lines[lines.index(f"  signature {signature}") + 3] == f"  {known.line}", "behind where it is in SGLang"
     advice = (
         f"  expect it, and see what else differs:  eaglecheck recheck {first.folder} --fresh-reference --assume F-012"
     )

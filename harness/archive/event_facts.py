@@ -31,6 +31,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "window": ("round", "phase", "window", "rids", "attempts", "committed", "rows", "held_from", "gone", "shared"),
     "recurrent": ("round", "phase", "rids", "attempts", "committed", "state", "conv"),
     "recurrent_rows": ("rid", "attempt", "first", "length", "refused"),
+    "host": ("round", "what", "rid", "host", "device"),
     "abort": ("rid",),
     "answer": ("rid", "meta", "pieces"),
     "logprobs": ("rid", "first", "own", "scales", "top_ids", "top_values", "ids"),
@@ -125,6 +126,8 @@ class _Said(BaseModel):
     top_values: tuple[tuple[float | str, ...], ...] = ()
     ids: tuple[tuple[float | str, ...], ...] = ()
     kept: tuple[int, ...] = ()
+    host: tuple[int, ...] = ()
+    device: tuple[int, ...] = ()
 
 
 #: Events whose lists have an entry a request.

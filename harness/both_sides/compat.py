@@ -104,6 +104,13 @@ _DP_OLD = (
 _DP_0_5_23 = (*_DP_OLD, ("sglang.srt.distributed.parallel_state", "unregistered", "all_to_all_single"))
 _IDLE = (("sglang.srt.layers.attention.triton_backend", "idle_metadata", ""),)
 
+#: What the host cache (`enable_hierarchical_cache`) needs on a CPU, where its pools are modules of their own.
+HICACHE_ON_A_CPU: tuple[Patch, ...] = (
+    ("sglang.srt.mem_cache.pool_host.common", "unregistered_host", "_cuda_host_register"),
+    ("sglang.srt.mem_cache.pool_host.base", "unreserved_host", "HICACHE_HOST_MEMORY_RESERVE_BYTES"),
+    ("sglang.srt.mem_cache.pool_host.mha", "host_copies", ""),
+    ("sglang.srt.mem_cache.pool_host.mla", "host_copies", ""),
+)
 #: What the overlap loop needs on a CPU; from 0.5.17 on SGLang takes it back there for everything that speculates.
 LORA_ON_A_CPU: tuple[Patch, ...] = (
     ("sglang.srt.lora.layers", "unpinned", ""),

@@ -14,6 +14,8 @@ SMI_SECONDS = 30.0
 CARD_FIELDS = ("index", "uuid", "name", "memory.used", "memory.free")
 APP_FIELDS = ("gpu_uuid", "pid", "process_name", "used_memory")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+#: torch then counts cards by NVML, which initialises nothing: a process can still be forked afterwards.
+BY_NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 #: Fields whose values may hold commas themselves.
 NAMES = ("name", "process_name")
 ON_CPU = "\n  run on the CPU instead:  --device cpu"

@@ -17,11 +17,15 @@ from harness.coverage import POINTS, count
 #: Subject of a replaced operation -> counters that then prove nothing about the engine.
 SUBJECTS: dict[str, tuple[str, ...]] = {"tree": ("parents",), "verify": ("accepts",)}
 
+#: Copies between the device and the host: which rows is SGLang's decision, and judged.
+HOST_COPIES = "host copies"
 #: `by` of an entry that only says how the release's own kernel was reached: that one is exercised.
 OWN_KERNEL = "flag"
 #: What a header calls a replacement kernel, and what a verdict does.
 NAMES = {"stand-in": "our kernel"}
 
+#: Wanted of whoever asks for prefill graphs.
+IN_GRAPH = "prompt_in_graph"
 ALWAYS = ("positions", "tokens", "extend_inputs", "cache_slots")
 WHEN_DECODING = ("parents", "accepts")
 #: Where an idle rank brings a draft state that can be seen; inside a CUDA graph it is a buffer of the graph.
@@ -55,6 +59,9 @@ def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
             by = NAMES.get(str(entry.get("by")), entry.get("by", "?"))
             notes.append(f"not exercised: {subject} ({entry.get('operation', '?')} replaced by {by})")
     attention = [str(one["operation"]) for one in replaced_kernels(evidence.engine.header) if _of_attention(one)]
+    if hosted := [one for one in replaced_kernels(evidence.engine.header) if one.get("subject") == HOST_COPIES]:
+        names = ", ".join(dict.fromkeys(str(one["operation"]).rpartition(".")[2] for one in hosted))
+        notes.append(f"not exercised: {HOST_COPIES} ({names} replaced by {NAMES['stand-in']})")
     if attention:
         names = ", ".join(operation.rpartition(".")[2] for operation in attention)
         notes.append(f"not exercised: attention ({names} replaced by {NAMES['stand-in']})")
@@ -79,7 +86,8 @@ def coverage_wanted(evidence: Evidence) -> tuple[dict[str, int], dict[str, int],
     """(coverage point -> times it happened, coverage point -> positions inside it, reasons for UNKNOWN)."""
     seen, inside = count(evidence.scenario, evidence.engine)
     reasons = []
-    for name in evidence.scenario.wants:
+    in_graphs = (IN_GRAPH,) if evidence.scenario.engine.prefill_cuda_graph else ()
+    for name in (*evidence.scenario.wants, *in_graphs):
         if name not in POINTS:
             reasons.append(f"asked for {name}, an unknown coverage point")
         elif not seen.get(name):

@@ -5,6 +5,7 @@ This module must not decide anything, and must not know where a run is stored.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from harness.checks.findings import READING, Finding
@@ -113,7 +114,7 @@ RELATION: dict[str, str] = {
 def describe(divergence: Divergence, scenario: Scenario, *, finding: Finding | None = None) -> str:
     """Several lines, no trailing newline. With its finding, also how often and what explains it."""
     lines = [f"{_title(divergence)}: {_where(divergence, scenario)}", f"  {_values(divergence)}"]
-    if divergence.policy is Policy.TIE and divergence.margin is not None:
+    if divergence.policy is Policy.TIE and divergence.margin is not None and math.isfinite(divergence.margin):
         lines.append(f"  reference margin between the two: {divergence.margin:.3g}")
     if finding is not None:
         lines += _elsewhere(divergence, finding)

@@ -14,6 +14,7 @@ from harness.checks import (
     cached_rows,  # noqa: F401
     copied_states,  # noqa: F401
     flushed,  # noqa: F401
+    host_rows,  # noqa: F401
     inputs,  # noqa: F401
     logprobs,  # noqa: F401
     outputs,  # noqa: F401

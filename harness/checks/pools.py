@@ -7,6 +7,7 @@ several; slots have one number in all of them.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ import numpy as np
 from harness.checks.evidence import Evidence
 from harness.contract.align import Ints
 from harness.contract.batches import Share
+from harness.contract.trace import Event
 from harness.contract.types import Phase
 
 #: In the order in which a batch runs them.
@@ -32,6 +34,8 @@ RUNNING = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.EXTEND)
 #: `step` of their rows is the layer of a draft.
 LAYERED = (Phase.DRAFT_PREFILL, Phase.EXTEND, Phase.PREBUILT)
 TARGET = "target"
+#: Before the name of a pool: its rows on the host.
+HOST = "host "
 #: Nobody wrote it.
 NOBODY = -1
 _OWNER = 1 << 32
@@ -70,6 +74,12 @@ def forwards(evidence: Evidence) -> Iterator[Forward]:
         yield Forward(dp_rank=dp_rank, side=side, round=number, phase=PHASES[place], step=step, shares=shares)
 
 
+def copies(evidence: Evidence) -> list[Event]:
+    """What was copied between device and host, in order; each before the round that it names."""
+    found = [event for event in evidence.engine.events if event.name == "host" and not event.data.get("tp_rank")]
+    return sorted(found, key=lambda event: event.data["round"])
+
+
 @dataclass(slots=True)
 class Pools:
     """The pools of one engine, filled by `write`, one forward after the other.
@@ -80,9 +90,15 @@ class Pools:
     evidence: Evidence
     _held: dict[str, Ints] = field(default_factory=dict)
     _owners: dict[tuple[str, int], int] = field(default_factory=dict)
+    _names: list[tuple[str, int]] = field(default_factory=list)
     #: slot of each position that a request wrote itself
     places: dict[tuple[str, int], dict[int, int]] = field(default_factory=dict)
     _common: dict[tuple[str, str], int] = field(default_factory=dict)
+    #: copies to and from the host that are still to be looked at
+    _copies: deque[Event] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._copies = deque(copies(self.evidence))
 
     @staticmethod
     def of_row(row: int) -> int:
@@ -111,6 +127,10 @@ class Pools:
         found[unknown] = mine * _OWNER + unknown
         return found
 
+    def names(self) -> list[str]:
+        """The pools of the device in which anything lies."""
+        return [name for name in self._held if not name.startswith(HOST)]
+
     def held(self, pool: str, slot: int) -> int:
         """What one slot holds."""
         known = self._held.get(pool, ())
@@ -135,7 +155,8 @@ class Pools:
         return what + whose + ("" if key.committed == share[3] else f" of the round at {key.committed}")
 
     def write(self, forward: Forward) -> None:
-        """Its rows write what they hold."""
+        """Its rows write what they hold; before that, what was copied from and to the host before its round."""
+        self.copy_until(forward)
         for share, rows in forward.shares.items():
             if forward.phase is Phase.ACCEPT:
                 self._accept(share, rows)
@@ -151,6 +172,20 @@ class Pools:
             if forward.phase in (Phase.EXTEND, Phase.PREBUILT) and forward.step == 0:
                 # what a verify accepted lies, or was moved, where the draft runs it; what arrives is of both models
                 self._put(TARGET, slots, self._positions(share, positions))
+
+    def copy_until(self, forward: Forward) -> None:
+        """Slots take what is copied to them, on the device or the host, up to the beginning of a forward's round."""
+        while self._copies and self._copies[0].data["round"] <= forward.round:
+            event = self._copies.popleft()
+            if event.dp_rank == forward.dp_rank and event.data.get("side", "") == forward.side:
+                self._copy(event)
+
+    def _copy(self, event: Event) -> None:
+        host, device = event.data["host"], event.data["device"]
+        for pool in self.names():
+            source, target = (pool, HOST + pool) if event.data["what"] == "stored" else (HOST + pool, pool)
+            before, after = (device, host) if event.data["what"] == "stored" else (host, device)
+            self._put(target, after, [self.held(source, slot) for slot in before])
 
     def _accept(self, share: Share, rows: list[int]) -> None:
         """Nodes become positions: the j-th accepted one is at committed + j."""
@@ -180,10 +215,13 @@ class Pools:
         self._held[pool] = known
 
     def _owner(self, rid: str, attempt: int) -> int:
-        return self._owners.setdefault((rid, attempt), len(self._owners))
+        if (rid, attempt) not in self._owners:
+            self._owners[rid, attempt] = len(self._names)
+            self._names.append((rid, attempt))
+        return self._owners[rid, attempt]
 
     def _name(self, owner: int) -> tuple[str, int]:
-        return list(self._owners)[owner]
+        return self._names[owner]
 
     def _alike(self, one: str, other: str) -> int:
         """How many leading tokens two requests share."""

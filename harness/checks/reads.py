@@ -52,8 +52,19 @@ def check_slots_read(evidence: Evidence) -> CheckResult:
         engine.ran(forward)
     if silent:
         where = f" in {', '.join(sorted(silent))}" if result.compared else ""
-        result.notes.append(f"{NOT_RECORDED}{where})")
+        result.notes.append(f"{NOT_RECORDED}{where}{_how(evidence)})")
     return result
+
+
+def _how(evidence: Evidence) -> str:
+    """With what a run anew records it; empty where nothing does."""
+    engine = evidence.scenario.engine
+    options = ["--disable-cuda-graph"] * engine.cuda_graph
+    options += ["--attention-backend triton"] * (engine.attention_backend != "triton")
+    if options:
+        return f"; a run with {' '.join(options)} records it"
+    older = not (evidence.engine.rows.ints["slots_shared"] >= 0).any() and not engine.deterministic_inference
+    return "; a run anew records it, unless its layers have windows" if older else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from harness.driving.accept_lengths import AcceptLengths
 from harness.driving.progress import RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
 from harness.driving.runner import Interrupted
 from reports.blame import server_flags, where
+from reports.findings import around_of
 from reports.terminal import covered
 
 RUN_SCHEMA = 2
@@ -49,14 +50,15 @@ def known_document(known: Sequence[Known]) -> list[dict[str, Any]]:
     """The known issues that something may be."""
     return [
         {"id": one.id, "title": one.title, "releases": one.window, "fixed_in": one.fixed_in, "link": one.link}
-        | {"assume": one.assume}
+        | {"assume": one.assume, "shown_by": list(one.shown)}
         for one in known
     ]
 
 
 def finding_document(finding: Finding, one: ScenarioResult) -> dict[str, Any]:
     """One finding: a signature, how often, whose consequence, where, what it may be and costs, its first divergence."""
-    made, read = where(finding.first, one.scenario, one.setup.release)
+    around = around_of(one, finding.signature)
+    component, made, read = where(finding.first, one.scenario, one.setup.release, around)
     return {
         "signature": finding.signature,
         "kind": str(finding.first.kind),
@@ -64,8 +66,10 @@ def finding_document(finding: Finding, one: ScenarioResult) -> dict[str, Any]:
         "count": finding.count,
         "rids": list(finding.rids),
         "consequence_of": finding.consequence_of,
+        "component": component,
         "made_by": made,
         "read_by": read,
+        "around": around.facts,
         "known": known_document(one.known.get(finding.signature, ())),
         "accept": accept_document(one.accept_of.get(finding.signature)),
         "first": divergence_document(finding.first),

@@ -21,7 +21,7 @@ from harness.cli.settings import takes_settings
 from harness.contract.outputs import check_target, write_json
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
-from harness.driving.adapt import NOTHING, Wanted
+from harness.driving.adapt import NOTHING, Wanted, undrawn
 from harness.driving.own_pair import OwnPair, own_pair
 from harness.driving.progress import RunResult
 from harness.driving.runner import Plan, run
@@ -61,6 +61,8 @@ def command(
     target: options.Target = None,
     draft: options.Draft = None,
     gpu_share: options.GpuShare = None,
+    boots_ahead: options.BootsAhead = None,
+    spawn: options.Spawn = False,
     wanted: Wanted = NOTHING,
     prompts: options.Prompts = None,
     runs: options.Runs = None,
@@ -85,6 +87,12 @@ def command(
     if left_out:
         say(console, _too_few(count, left_out))
     scenarios = [one for each, share in shares for one in generate(each, count=share, seed=chosen)]
+    prepare.check_device(device)
+    env = prepare.engine_environment(version, lambda text: say(console, text)) if device == "cuda" else None
+    if env and (kept_out := [one for one in scenarios if undrawn(one, env, device=device)]):
+        why = undrawn(kept_out[0], env, device=device).partition("\n")[0]
+        say(console, f"{len(kept_out)} of {counted(len(scenarios), 'scenario')} left out; of the first: {why}")
+        scenarios = [one for one in scenarios if one not in kept_out]
     say(console, prepare.ahead(len(boots), seconds))
     if own is not None:
         scenarios = list(map(past_eos, scenarios))
@@ -101,6 +109,8 @@ def command(
         reference_device=reference_device,
         own=own,
         gpu_share=gpu_share,
+        boots_ahead=boots_ahead,
+        spawn=spawn,
         wanted=wanted,
         runs=runs,
         assumed=sorted({*(assume or ()), *(one for each in boots for one in each.assumes)}),

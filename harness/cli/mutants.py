@@ -54,6 +54,7 @@ def command(
         device=device,
         logs=logs,
         lease=lease,
+        copies=True,
         mutants_in_graphs=bool(wanted.cuda_graph),
         assumed=("F-007",),  # an engine that dies of its own idle rank shows no mutant of one
     )

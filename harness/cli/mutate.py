@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -14,19 +15,21 @@ from cases.families import FAMILIES
 from harness.archive.disk import write_whole
 from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept, typed_again
+from harness.cli.settings import OF_KERNELS, takes_settings
 from harness.contract.outputs import check_target, writable, write_json
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
-from harness.driving.adapt import refusal
+from harness.driving.adapt import NOTHING, Wanted
 from harness.engines import envs
 from harness.search import fates
 from harness.search.board import Board, document
-from harness.search.executed import Followed, keep_followed, read_followed
+from harness.search.executed import Followed, One, keep_followed, read_followed
 from harness.search.fates import Asked, Campaign
 from harness.search.faults import draw
+from harness.search.tasks import Place
 from harness.search.text import line_of, render_board
-from harness.search.workers import Setup, ask_all, follow_all
+from harness.search.workers import Setup, ask_all, follow_all, watch_all
 from reports.prose import say
 
 #: Drawn unless somebody says otherwise; families they are drawn over.
@@ -34,8 +37,10 @@ COUNT, USUAL = 300, "eagle,eagle3,tree,paged,mtp"
 
 
 @guarded
+@takes_settings(OF_KERNELS)
 def command(
     engine: options.Release = None,
+    device: options.Device = "cpu",
     family: Annotated[str, typer.Option(help="Families whose fixed scenarios execute the lines.")] = USUAL,
     count: Annotated[int, typer.Option(min=1, help="Mutants to draw.")] = COUNT,
     seed: Annotated[int, typer.Option(help="The same seed draws the same mutants of the same release.")] = 1,
@@ -43,6 +48,14 @@ def command(
     a_boot: Annotated[
         int, typer.Option("--a-boot", min=1, help="Scenarios of a boot configuration whose lines are drawn from.")
     ] = 3,
+    inside_graphs: Annotated[
+        bool, typer.Option("--inside-graphs", help="Lines that run while CUDA graphs are captured, instead of others.")
+    ] = False,
+    follow_only: Annotated[
+        bool, typer.Option("--follow-only", help="Only look which lines run, and keep that.")
+    ] = False,
+    wanted: Wanted = NOTHING,
+    gpu_share: options.GpuShare = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that ask, each with an engine.")] = 2,
     shard: Annotated[str | None, typer.Option(metavar="N/M", help="Ask only the n-th of m parts.")] = None,
     only: Annotated[str | None, typer.Option(help="Ask only these mutants, again, comma-separated.")] = None,
@@ -64,17 +77,25 @@ def command(
     for name in names:
         if name not in FAMILIES:
             raise UsageError(f"--family: {unknown('family', name, FAMILIES)}")
+    prepare.check_device(device)
+    if inside_graphs and not wanted.cuda_graph:
+        raise UsageError("--inside-graphs: no engine captures CUDA graphs\n  add  --device cuda --cuda-graph")
+    lease = prepare.gpu_lease(device, gpu_share)
     part = (1, 1) if shard is None else _shard(shard)
     runs_root = writable(prepare.runs_root(runs))
     env = prepare.engine_environment(version, lambda text: say(console, text))
     if (package := env.package) is None:
         raise UsageError(f"the source of SGLang {version} is not on this disk: there is nothing to mutate")
-    root = runs_root / f"mutate-{version}-{'-'.join(names)}"
-    folder = root / f"seed-{seed}"
+    place = Place(release=version, device=device, wanted=wanted)
+    settings = [f"{name}={value}" for name, value in wanted.changes().items()]
+    root = runs_root / "-".join(["mutate", version, *([] if device == "cpu" else [device]), *names, *settings])
+    folder = root / (f"seed-{seed}-inside-graphs" if inside_graphs else f"seed-{seed}")
     folder.mkdir(parents=True, exist_ok=True)
-    setup = Setup(env=env, package=package, device="cpu", folder=folder, seed=seed, examples=examples)
+    setup = Setup(env=env, package=package, place=place, folder=folder, seed=seed, examples=examples, lease=lease)
     followed = _followed(root, setup, names, a_boot=a_boot, workers=workers, console=console)
-    plan = _plan(setup, followed, names, count=count)
+    if follow_only:
+        return Exit.PASS if all(not one.why for one in followed.sounds) else Exit.UNKNOWN
+    plan = _plan(setup, followed, names, count=count, captured=inside_graphs)
     write_whole(folder / fates.PLAN, plan.model_dump_json(indent=1).encode())
     explained = fates.explanations()
     part_of = fates.shares(plan.mutants, part)
@@ -100,23 +121,44 @@ def _followed(root: Path, setup: Setup, names: list[str], *, a_boot: int, worker
     """What the families' fixed scenarios show without a mutant: driven once for a release, whatever the seed."""
     scenarios = _smallest(names, setup, a_boot=a_boot)
     known = {one.sound.scenario.id: one for one in read_followed(root / fates.SOUND)}
-    todo = [one for one in scenarios if one[1].id not in known]
-    if todo:
+    setup = replace(setup, folder=root)
+
+    def kept_all(found: Iterator[One], of: int) -> None:
+        for number, one in enumerate(found, 1):
+            known[one.sound.scenario.id] = one
+            if one.sound.rows:
+                keep_followed(root / fates.SOUND, one)
+            why = f": {one.sound.why}" if one.sound.why else ""
+            say(console, f"scenario {number}/{of} {one.sound.scenario.name} {one.sound.seconds:.1f} s{why}")
+
+    if todo := [one for one in scenarios if one[1].id not in known]:
         say(console, f"following {counted(len(todo), 'scenario')} without a mutant, once")
-    for number, one in enumerate(follow_all(replace(setup, folder=root), todo, workers=workers) if todo else (), 1):
-        known[one.sound.scenario.id] = one
-        keep_followed(root / fates.SOUND, one)
-        why = f": {one.sound.why}" if one.sound.why else ""
-        say(console, f"scenario {number}/{len(todo)} {one.sound.scenario.name} {one.sound.seconds:.1f} s{why}")
+        kept_all(follow_all(setup, todo, workers=workers), len(todo))
+    if (setup.package / "srt" / "kv_canary").is_dir() and (quick := _unwatched(known.values())):
+        say(console, f"following {counted(len(quick), 'scenario')} with SGLang's own kv_canary, once")
+        kept_all(watch_all(setup, quick, workers=workers), len(quick))
     return Followed.of([known[one.id] for _, one in scenarios])
+
+
+def _unwatched(followed: Iterable[One]) -> list[One]:
+    """The quickest of each boot configuration of which nobody knows whether SGLang's canary can be on there."""
+    boots: dict[str, list[One]] = {}
+    for one in followed:
+        boots.setdefault(one.sound.scenario.boot_key(), []).append(one)
+    found = [[one for one in each if not one.sound.why] for each in boots.values()]
+    return [
+        min(each, key=lambda one: one.sound.seconds)
+        for each in found
+        if each and all(one.sound.canary is None for one in each)
+    ]
 
 
 def _smallest(names: list[str], setup: Setup, *, a_boot: int) -> list[tuple[str, Scenario]]:
     """(family, scenario): of each boot configuration those that read and generate fewest tokens."""
     chosen, boots = [], Counter[str]()
     for name in names:
-        for one in sorted(FAMILIES[name].scenarios, key=_tokens):
-            if not refusal(one, version=setup.env.version, device=setup.device) and boots[one.boot_key()] < a_boot:
+        for one in sorted(setup.place.made(FAMILIES[name].scenarios), key=_tokens):
+            if boots[one.boot_key()] < a_boot:
                 boots[one.boot_key()] += 1
                 chosen.append((name, one))
     return sorted(chosen, key=lambda one: (names.index(one[0]), one[1].boot_key()))
@@ -126,15 +168,16 @@ def _tokens(scenario: Scenario) -> int:
     return sum(len(request.input_ids) + 4 * request.max_new_tokens for request in scenario.requests)
 
 
-def _plan(setup: Setup, followed: Followed, names: list[str], *, count: int) -> Campaign:
+def _plan(setup: Setup, followed: Followed, names: list[str], *, count: int, captured: bool) -> Campaign:
+    ran = followed.captured if captured else followed.ran
     return Campaign(
         engine=setup.env.version,
-        device=setup.device,
+        device=setup.place.device,
         families=tuple(names),
         seed=setup.seed,
         examples=setup.examples,
         left_out=tuple(f"{one.scenario.name}: {one.why}" for one in followed.sounds if one.why),
-        mutants=tuple(draw(setup.package, followed.ran, count=count, seed=setup.seed)),
+        mutants=tuple(draw(setup.package, ran, count=count, seed=setup.seed, captured=captured)),
     )
 
 

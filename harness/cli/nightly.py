@@ -116,6 +116,7 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
             device=asked.device,
             logs=folder / "logs" / "-".join(assumed),  # each counts its engines from 1
             lease=lease,
+            copies=True,
             assumed=assumed,
         )
 

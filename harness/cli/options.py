@@ -24,6 +24,22 @@ GpuShare = Annotated[
         help="Memory of a GPU that one engine leases, in GiB. Default: $EAGLECHECK_GPU_SHARE, else 4.",
     ),
 ]
+BootsAhead = Annotated[
+    int | None,
+    typer.Option(
+        "--boots-ahead",
+        min=0,
+        max=16,
+        help="Engines that boot while another one is driven. Default: 3 on a GPU, none on a CPU.",
+    ),
+]
+Spawn = Annotated[
+    bool,
+    typer.Option(
+        "--spawn",
+        help="Start every process as SGLang does, instead of copying one that has imported it, which is quicker.",
+    ),
+]
 Device = Annotated[Literal["cpu", "cuda"], typer.Option("--device", help="Device to run engines on.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="Engine dtype; on a GPU float16 (default) or bfloat16.")]
 Backend = Annotated[
@@ -34,6 +50,13 @@ Graphs = Annotated[
     bool | None,
     typer.Option(
         "--cuda-graph/--disable-cuda-graph", "--graphs/--no-graphs", help="Decode in CUDA graphs, or eagerly."
+    ),
+]
+PrefillGraphs = Annotated[
+    bool | None,
+    typer.Option(
+        "--prefill-cuda-graph/--disable-prefill-cuda-graph",
+        help="With --cuda-graph: prompts in CUDA graphs too, as newer releases run by default, or eagerly (default).",
     ),
 ]
 Overlap = Annotated[

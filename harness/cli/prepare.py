@@ -24,7 +24,17 @@ from harness.contract.providers import AUTO, WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
-from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, called, check_possible, unpredicted, unwitnessed
+from harness.driving.adapt import (
+    DEVICES,
+    NOTHING,
+    Wanted,
+    adapted,
+    called,
+    check_possible,
+    undrawn,
+    unpredicted,
+    unwitnessed,
+)
 from harness.driving.footprint import CONTEXT_MIB, Footprint, footprint, kept_a_row
 from harness.driving.own_pair import OwnPair, described
 from harness.driving.pairs import NoProviderError, checkpoint_pairs, load_now
@@ -42,6 +52,8 @@ Say = Callable[[str], None]
 
 #: MiB that a reference must take for its memory to be said: loading less takes no time, and fits anywhere.
 WORTH_SAYING = 256
+#: Engines that boot beside the one that is driven: on a CPU they would take each other's cores.
+BOOTS_AHEAD = {"cpu": 0, "cuda": 3}
 
 
 def make_plan(
@@ -61,10 +73,13 @@ def make_plan(
     reference_device: str = "auto",
     env: envs.EngineEnv | None = None,
     files: Sequence[Path | None] = (),
+    boots_ahead: int | None = None,
+    spawn: bool = False,
 ) -> Plan:
     """A plan for these scenarios on one engine, its environment and checkpoints in place. engine None: the usual.
 
     env: this ready environment, whatever `engine` says. files: where the user wrote each scenario, None for ours.
+    boots_ahead: None is the device's default. spawn: start processes as SGLang does.
     """
     version = envs.resolve(engine) if env is None else env.version
     if standing := envs.standing(version):
@@ -82,6 +97,8 @@ def make_plan(
     lease = gpu_lease(device, share)
     root = writable(runs_root(runs))
     env = env or engine_environment(version, say)
+    if why := _first(scenarios, files, partial(undrawn, env=env, device=device)):
+        raise UsageError(why)
     pairs = checkpoint_pairs(scenarios, device=device, own=own)
     place = CPU
     if reference != WITNESS:
@@ -90,6 +107,8 @@ def make_plan(
     place = CPU if reference == WITNESS else place
     if own is not None:
         say(described(own.facts()))
+        if ids := own.target.eos_beyond:
+            say(f"eos_token_id {', '.join(map(str, ids))}: outside the vocabulary of {own.vocab}, so it ends no text")
     return Plan(
         env=env,
         scenarios=tuple(scenarios),
@@ -104,6 +123,8 @@ def make_plan(
         lease=lease,
         assumed=assumed,
         argv=tuple(sys.argv),
+        copies=not spawn,
+        ahead=BOOTS_AHEAD[device] if boots_ahead is None else boots_ahead,
     )
 
 
@@ -158,15 +179,18 @@ def reference_place(
     say: Say,
 ) -> Place:
     """Where the reference computes and what it takes, said; UsageError with the numbers where it does not fit."""
-    kind = asked.partition(":")[0]
-    if kind not in ("auto", "cpu", "cuda"):
+    kind, _, number = asked.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
         raise UsageError(f"--reference-device {asked}\n  allowed: auto, cpu, cuda, cuda:N")
     if own is None:
         if kind == "cuda":
             raise UsageError(f"--reference-device {asked}: the tiny pairs are computed on the CPU\n  leave it out")
         return CPU
-    if kind == "cuda" and not _cards():
+    cards = len(_cards()) if kind == "cuda" else 0
+    if kind == "cuda" and not cards:
         raise UsageError(f"--reference-device {asked}: no NVIDIA GPU is here\n  allowed here: auto, cpu")
+    if number and int(number) >= cards:
+        raise UsageError(f"--reference-device {asked}: that GPU is not here\n  allowed: cuda:0 to cuda:{cards - 1}")
     held = dtype_on(device, scenarios[0].engine.dtype)
     need = footprint(own.target, own.draft, scenarios, held=held)
     on_card = _fits_beside(need, lease) if kind == "auto" and device == "cuda" else kind == "cuda"

@@ -41,6 +41,9 @@ ALLOWED_GRAMMARS = {
     "regex": "a regular expression, for example [a-z]+",
     "ebnf": 'rules, one of them called root, for example root ::= "yes" | "no"',
 }
+#: What SGLang knows a checkpoint in Mistral's own format by: these in its path, or both "eagle" and "mistral".
+MISTRALS = ("mistral-large-3", "mistral-small-4", "leanstral")
+MISTRAL = f"copy it to a folder whose path does not have both 'eagle' and 'mistral' in it, nor {', '.join(MISTRALS)}"
 #: SGLang's own switch for contexts that are longer than a checkpoint says it was made for.
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 
@@ -222,6 +225,11 @@ def _of_pair(scenario: Scenario, own: OwnPair) -> Iterator[str]:
                 f"{option} {one.folder}: auto_map in config.json names Python files of its own, which SGLang runs only "
                 f"when told\n  read them, then add:  --trust-remote-code"
             )
+        if _of_mistral(one.folder):
+            yield (
+                f"{option} {one.folder}: SGLang takes a folder of that name for Mistral's own format and looks for "
+                f"params.json, which is not there\n  {MISTRAL}"
+            )
     target, draft = own.target.positions, own.draft.positions
     if target is not None and context > target:
         yield (
@@ -234,6 +242,13 @@ def _of_pair(scenario: Scenario, own: OwnPair) -> Iterator[str]:
             f"so that SGLang does not boot\n"
             f"  allowed: at most {draft}:  --context-length {draft}; or make SGLang do it:  export {LONGER}=1"
         )
+
+
+def _of_mistral(folder: Path) -> bool:
+    """Whether SGLang, by the words in its path, reads params.json there and would not find it."""
+    name = str(folder).lower()
+    named = any(one in name for one in MISTRALS) or ("eagle" in name and "mistral" in name)
+    return named and not (folder / "params.json").exists()
 
 
 def _of_device(own: OwnPair, device: str) -> Iterator[str]:

@@ -20,7 +20,7 @@ from harness.night import store
 from reports.prose import say
 
 if TYPE_CHECKING:
-    from harness.night.charts import Trends
+    from harness.night.records import Night
 
 
 class _Read(BaseModel):
@@ -118,10 +118,17 @@ def command(
     _check_options(run, places, beside)
     console = Console(stderr="-" in (html, markdown))
     from harness.cli.report_files import write_csv, write_html, write_markdown, write_parquet
+    from harness.night.charts import trends_of
     from reports.page import Beside  # pandas: a usage error need not wait for it
     from reports.reading import read_report
 
-    shown = Beside(matrix=_document(matrix, "matrix"), mutants=_document(mutants, "mutants"), trends=_trends(nights))
+    judged = _judged(nights)
+    shown = Beside(
+        matrix=_document(matrix, "matrix"),
+        mutants=_document(mutants, "mutants"),
+        boards=[cell.board for cell in judged[-1].cells if cell.board] if judged else (),
+        trends=trends_of(judged) if judged else None,
+    )
     report = read_report(run)
     written = [
         *([] if html is None else write_html(report, html, beside=shown)),
@@ -162,19 +169,17 @@ def _check_options(run: Path, places: dict[str, str | Path | None], beside: dict
             check_folder(Path(place), option=option)
 
 
-def _trends(root: Path | None) -> Trends | None:
-    """Trends of the whole nights in a store that were judged; UsageError if it has none."""
+def _judged(root: Path | None) -> list[Night]:
+    """The whole nights in a store that were judged, oldest first; UsageError if it has none."""
     if root is None:
-        return None
-    from harness.night.charts import trends_of
-
+        return []
     whole = [kept.night for kept in store.nights(root) if kept.night is not None and kept.night.judged is not None]
     if not whole:
         raise UsageError(
             f"--nights {root}: no night in it was judged\n"
             f"  make one:  eaglecheck matrix --nights {root} --engines 0.5.23 --cases pr25015"
         )
-    return trends_of(whole)
+    return whole
 
 
 def _document(path: Path | None, command: str) -> dict[str, Any] | None:

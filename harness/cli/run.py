@@ -50,6 +50,8 @@ def command(
     reference: options.Reference = "auto",
     reference_device: options.ReferenceDevice = "auto",
     gpu_share: options.GpuShare = None,
+    boots_ahead: options.BootsAhead = None,
+    spawn: options.Spawn = False,
     wanted: Wanted = NOTHING,
     prompts: options.Prompts = None,
     arrivals: Annotated[
@@ -103,6 +105,8 @@ def command(
         reference=reference,
         reference_device=reference_device,
         gpu_share=gpu_share,
+        boots_ahead=boots_ahead,
+        spawn=spawn,
         wanted=wanted,
         runs=runs,
         assumed=assume or (),
@@ -123,7 +127,8 @@ def _known_failures(chosen: list[Scenario], device: str, assumed: list[str]) -> 
         met = sum(one.shows_in(each.spec, each.engine, device=device, asked=asked) for each, asked in keys)
         if met and name not in assumed:
             found.append(
-                f"{name} fails {met} of {counted(len(chosen), 'scenario')}; they are judged with  --assume {name}"
+                f"{name} fails {met} of {counted(len(chosen), 'scenario')} here; to have the rest of them judged, add"
+                f"  {' '.join(f'--assume {each}' for each in (name, *one.behind))}"
             )
     return found
 

@@ -16,6 +16,7 @@ SETTINGS: dict[str, tuple[str, Any]] = {
     "dtype": ("dtype", options.Dtype),
     "backend": ("attention_backend", options.Backend),
     "graphs": ("cuda_graph", options.Graphs),
+    "prefill_graphs": ("prefill_cuda_graph", options.PrefillGraphs),
     "overlap": ("overlap_schedule", options.Overlap),
     "page": ("page_size", options.Page),
     "context_length": ("context_length", options.Context),
@@ -29,7 +30,7 @@ SETTINGS: dict[str, tuple[str, Any]] = {
     "server_arg": ("server_args", options.ServerArg),
 }
 #: Those that change which code of SGLang runs.
-OF_KERNELS = ("dtype", "backend", "graphs", "overlap", "page")
+OF_KERNELS = ("dtype", "backend", "graphs", "prefill_graphs", "overlap", "page")
 
 Command = Callable[..., Any]
 

@@ -25,7 +25,9 @@ GRAMMAR = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFacts:
-    """What a condition can say of a draft that the user named: its config's keys, and whether it has an `fc.bias`.
+    """What a condition can say of a draft that the user named: its config's keys, and what its file shows of `fc`.
+
+    fc_square: it makes no more of its input, as of one feature in EAGLE-3.
 
     Of a pair of ours nothing: there `checkpoint` says which it is.
     """
@@ -34,6 +36,7 @@ class DraftFacts:
     draft_tie_word_embeddings: bool = False
     norm_before_residual: bool = False
     fc_bias: bool = False
+    fc_square: bool = False
 
 
 #: Of a draft that is not known.
@@ -58,6 +61,7 @@ def settings_of(
         "page_size": engine.page_size,
         "dp_size": engine.dp_size,
         "cuda_graph": engine.cuda_graph,
+        "prefill_cuda_graph": engine.prefill_cuda_graph,
         "radix_cache": engine.radix_cache,
         "disable_overlap_schedule": engine.overlap_schedule is False,
         "disaggregation": engine.disaggregation,

@@ -144,7 +144,8 @@ class KnownIssue(_Page):
     devices: where it was seen. algorithms, settings and keys: what reaches it; all settings must hold, and some request
     must ask for one of the keys. signatures: patterns
     of what it shows as; reasons: parts of a reason for UNKNOWN. assume: whether the reference predicts it, or a
-    replacement kernel lets an engine on a CPU past it; expects: what is then taken for granted, in words.
+    replacement kernel lets an engine on a CPU past it; expects: what is then taken for granted, in words; behind: ids
+    of what an engine that got past it meets next.
     """
 
     id: Annotated[str, Field(pattern=r"^F-\d{3}$")]
@@ -160,6 +161,7 @@ class KnownIssue(_Page):
     reasons: tuple[str, ...] = ()
     assume: Literal["predicted", "replacement kernel", "not"] = "not"
     expects: str = ""
+    behind: tuple[str, ...] = ()
     upstream: Upstream
     command: str
     cost: Cost
@@ -357,7 +359,8 @@ def assumed_by(reasons: Iterable[str]) -> list[str]:
 class Known:
     """What to say of a known finding beside a verdict. fixed_in: a release; link: of SGLang's project; or empty.
 
-    assume: whether `--assume` takes it on that device; predicted: whether a recheck alone can.
+    assume: whether `--assume` takes it on that device; predicted: whether a recheck alone can; behind: what else has to
+    be assumed with it. shown: the files that show it with SGLang alone and take it away, or empty.
     """
 
     id: str
@@ -367,12 +370,16 @@ class Known:
     link: str
     assume: bool
     predicted: bool
+    behind: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
         link = f", {self.link}" if self.link else ""
         fixed = f", fixed in {self.fixed_in}" if self.fixed_in else ""
-        return f"known: {self.id} ({self.title}; {self.window}{fixed}{link}), see  eaglecheck findings {self.id}"
+        shown = f"; shown by {', taken away by '.join(self.shown)}" if self.shown else ""
+        text = f"{self.title}; {self.window}{fixed}{link}{shown}"
+        return f"known: {self.id} ({text}), see  eaglecheck findings {self.id}"
 
 
 def known_as(
@@ -419,4 +426,12 @@ def _known(one: KnownIssue, device: str) -> Known:
         link=one.upstream.link,
         assume=one.assumable_on(device),
         predicted=one.assume == "predicted",
+        behind=one.behind,
+        shown=tuple(f"docs/findings/repro/{file}" for file in reproductions(one.id)),
     )
+
+
+def reproductions(name: str) -> list[str]:
+    """The file that shows a finding with SGLang alone, and the patch with which it is gone."""
+    files = [FOLDER / "repro" / f"{name}.{sort}" for sort in ("py", "patch")]
+    return [path.name for path in files if path.is_file()]

@@ -133,7 +133,8 @@ class EngineConfig(Strict):
     request. dp_size above 1 is DP attention: tp_size / dp_size ranks share a request, and chunked_prefill_size,
     max_running_requests and running_limit hold for each DP rank.
 
-    overlap_schedule, cuda_graph and radix_cache are SGLang's `disable_*` flags, said the other way round.
+    overlap_schedule, cuda_graph, prefill_cuda_graph and radix_cache are SGLang's `disable_*` flags, said the other way
+    round; prompts run in graphs beside decodes only.
     overlap_schedule None: what the release does by default for this speculation on this device. cuda_graph_max_bs None:
     graphs of a few small batches (see harness.engines.launch), else those SGLang captures up to that size.
     schedule_conservativeness: below 1 SGLang admits more than its pool holds at the end, and takes requests back then.
@@ -154,6 +155,9 @@ class EngineConfig(Strict):
     disable_hybrid_swa_memory: models with sliding windows keep all their KV in one pool; false: layers with a window
     have a pool of their own, whose slots are given back once no window reaches them.
 
+    enable_unified_radix_tree: the prefix cache is the unified tree also where a release has others, by SGLang's
+    environment variable of that name.
+
     server_args: further arguments of SGLang's own, which go to it as they are (see harness.engines.server_args).
 
     lora_paths: LoRA adapters that requests may name; on the tiny pairs those of cases.adapters, by their names.
@@ -166,6 +170,7 @@ class EngineConfig(Strict):
     page_size: Annotated[int, Field(ge=1, le=512, description=PAGE_IS)] = 1
     overlap_schedule: bool | None = None
     cuda_graph: bool = False
+    prefill_cuda_graph: bool = False
     attention_backend: str = "triton"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     radix_cache: bool = True
@@ -185,6 +190,7 @@ class EngineConfig(Strict):
     disaggregation_decode_radix_cache: bool = False
     disaggregation_prefill: dict[Literal["max_total_tokens", "radix_cache"], int | bool] = Field(default={})
     disable_hybrid_swa_memory: bool = True
+    enable_unified_radix_tree: bool = False
     deterministic_inference: bool = False
     rejection_sampling: bool = False
     skip_tokenizer_init: bool = True
@@ -403,6 +409,8 @@ def _check_sides(scenario: Scenario) -> None:
         )
     if scenario.engine.disaggregation_prefill and not scenario.engine.disaggregation:
         raise ValueError("engine.disaggregation_prefill needs engine.disaggregation\n  allowed: both, or neither")
+    if scenario.engine.prefill_cuda_graph and not scenario.engine.cuda_graph:
+        raise ValueError("engine.prefill_cuda_graph needs engine.cuda_graph\n  allowed: both, or neither")
     if scenario.engine.enable_dp_lm_head and scenario.engine.dp_size == 1:
         raise ValueError(
             "engine.enable_dp_lm_head needs engine.dp_size above 1, as SGLang does\n  allowed: both, or neither"

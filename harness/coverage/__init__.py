@@ -13,10 +13,22 @@ each time the thing happened. `points` has the words that predicates share. Then
   that brings it about. A point that comes about by itself is named in that test instead.
 """
 
-from harness.coverage import answers, decode, handoff, prefill, ranks, recurrent, rules, served, texts, windows
+from harness.coverage import (
+    answers,
+    decode,
+    handoff,
+    host_cache,
+    prefill,
+    ranks,
+    recurrent,
+    rules,
+    served,
+    texts,
+    windows,
+)
 from harness.coverage.points import POINTS, CoveragePoint, Reach, ReachTable, Where, count, names, reach_of
 
 #: Importing a subject's module registers its points.
-SUBJECTS = (prefill, decode, served, ranks, handoff, rules, answers, texts, windows, recurrent)
+SUBJECTS = (prefill, decode, served, ranks, handoff, rules, answers, texts, windows, recurrent, host_cache)
 
 __all__ = ["POINTS", "SUBJECTS", "CoveragePoint", "Reach", "ReachTable", "Where", "count", "names", "reach_of"]

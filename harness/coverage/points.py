@@ -29,9 +29,11 @@ class Where(StrEnum):
 
     ANYWHERE = "any engine"
     UPDATED = "an engine that is given other weights"
+    PREFILL_GRAPHS = "an engine that reads prompts in CUDA graphs"
     MIXED = "an engine with mixed chunks"
     WINDOWS = "an engine with a pool of its own for sliding windows"
     RECURRENT = "an engine whose target keeps recurrent states"
+    HOST = "an engine with a hierarchical cache"
     ADAPTIVE = "an engine that changes its number of draft steps"
     ADAPTERS = "an engine with LoRA adapters"
     RANKS = "two ranks of DP attention"

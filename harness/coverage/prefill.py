@@ -51,6 +51,11 @@ def chunk_exact_multiple(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (parts[-1] for parts in chunks_of(trace) if parts[-1].final and parts[-1].length == size)
 
 
+@coverage_point("prompt tokens that a CUDA graph read, padded or not", where=Where.PREFILL_GRAPHS)
+def prompt_in_graph(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (part for chunks in chunks_of(trace) for part in chunks if part.record.graphs.get("PREFILL"))
+
+
 @coverage_point("a prompt that was read after the engine had been given other weights", where=Where.UPDATED)
 def weights_updated(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from _behind(trace, _steps(trace, "update"))

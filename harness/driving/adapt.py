@@ -17,8 +17,10 @@ from pydantic import ValidationError
 from cases.checkpoints import CHAINED, DRAFT_LAYERS
 from harness.contract.allowed import Place
 from harness.contract.known_issues import issues
+from harness.contract.requests import CUTTING
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
+from harness.engines.envs import EngineEnv
 from harness.engines.launch import BACKENDS, DTYPES
 
 DEVICES = tuple(BACKENDS)
@@ -64,6 +66,7 @@ class Wanted:
     dtype: str | None = None
     attention_backend: str | None = None
     cuda_graph: bool | None = None
+    prefill_cuda_graph: bool | None = None
     overlap_schedule: bool | None = None
     page_size: int | None = None
     context_length: int | None = None
@@ -96,6 +99,8 @@ def adapted(scenarios: Iterable[Scenario], wanted: Wanted, *, device: str) -> li
             f"--cuda-graph-max-bs {wanted.cuda_graph_max_bs}: no scenario runs in CUDA graphs\n"
             "  add  --device cuda --cuda-graph, or leave it out"
         )
+    if wanted.prefill_cuda_graph and not all(scenario.engine.cuda_graph for scenario in found):
+        raise UsageError("--prefill-cuda-graph: prompts run in CUDA graphs beside decodes only\n  add  --cuda-graph")
     return found
 
 
@@ -268,6 +273,26 @@ def unserved(scenario: Scenario, *, version: str) -> str:
             f"engine.disaggregation false; or a release before {FIRST_WITH_RECOMPUTE}"
         )
     return ""
+
+
+def undrawn(scenario: Scenario, env: EngineEnv, *, device: str) -> str:
+    """Why this release, as it was unpacked, cannot draw tokens that are asked for; empty if it can.
+
+    On a GPU it cuts by `top_k`, which greedy requests set for a whole batch, and draws from the target's distribution
+    by flashinfer's kernels; rejection sampling alone is its own.
+    """
+    whole = device == "cpu" or not env.unpacked or any((part / "flashinfer").is_dir() for part in env.pythonpath)
+    drawing = next((one for one in scenario.requests if not one.greedy), None)
+    if whole or drawing is None:
+        return ""
+    rejects = scenario.engine.rejection_sampling
+    if rejects and not any(one.greedy or set(CUTTING) & set(one.asked) for one in scenario.requests):
+        return ""
+    return (
+        f"request {drawing.rid!r} samples, and SGLang {env.version} draws by flashinfer's kernels, which are not in "
+        "its bundle\n  allowed: temperature 0; engine.rejection_sampling where all requests sample without cuts; or an "
+        "engine installed from an index"
+    )
 
 
 def unpredicted(scenario: Scenario) -> str:

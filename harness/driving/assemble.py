@@ -29,6 +29,7 @@ EVENTS: dict[str, tuple[str, ...] | None] = {
     "tails": None,
     "window": None,
     "recurrent": None,
+    "host": None,
 }
 #: Of those, the ones that do not say which rank of a tensor-parallel group reported them.
 OF_NO_RANK = ("handed", "unbuilt")

@@ -105,6 +105,18 @@ class CheckpointFiles:
         return sum(math.prod(one.shape) for one in self._floats) if self.tensors else None
 
     @property
+    def mtp_parameters(self) -> int | None:
+        """Those of layers of MTP (NextN) beside the model's own."""
+        layers = self.of_text("num_hidden_layers")
+        if not self.tensors:
+            return None
+        return sum(
+            math.prod(one.shape)
+            for name, one in self.tensors.items()
+            if "float" in one.dtype and (any(_mtp_numbers(name)) or _layer(name) >= (layers or math.inf))
+        )
+
+    @property
     def dtype(self) -> str:
         """What the weights are stored in; several where they are mixed, as quantised ones are."""
         said = self.of_text("torch_dtype") or self.of_text("dtype")
@@ -132,12 +144,26 @@ class CheckpointFiles:
 
     @property
     def eos(self) -> tuple[int, ...]:
-        """The token ids that end a text, as config.json and generation_config.json name them."""
+        """The tokens that end a text, as config.json and generation_config.json name them."""
+        return tuple(one for one in self._named_eos if one < self._vocab)
+
+    @property
+    def eos_beyond(self) -> tuple[int, ...]:
+        """The ids that they name for that, and that are no tokens of this vocabulary."""
+        return tuple(one for one in self._named_eos if one >= self._vocab)
+
+    @property
+    def _vocab(self) -> float:
+        said = self.of_text("vocab_size")
+        return said if isinstance(said, int) else math.inf
+
+    @property
+    def _named_eos(self) -> list[int]:
         found = set[int]()
         for said in (self.of_text("eos_token_id"), self.generation.get("eos_token_id")):
             ids = said if isinstance(said, list) else [said]
             found |= {one for one in ids if isinstance(one, int) and not isinstance(one, bool)}
-        return tuple(sorted(found))
+        return sorted(found)
 
 
 def read_checkpoint(option: str, folder: Path) -> CheckpointFiles:
@@ -280,6 +306,13 @@ def layers_of_mtp(checkpoint: CheckpointFiles) -> int:
     said = next(filter(None, map(checkpoint.of_text, ("num_nextn_predict_layers", "mtp_num_hidden_layers"))), None)
     numbers = {number for name in checkpoint.tensors for number in _mtp_numbers(name)}
     return said if isinstance(said, int) else len(numbers)
+
+
+def _layer(name: str) -> int:
+    """Which layer a tensor is of; -1 if of none."""
+    parts = name.split(".")
+    numbers = [parts[place + 1] for place, part in enumerate(parts[:-1]) if part == "layers"]
+    return int(numbers[0]) if numbers and numbers[0].isdigit() else -1
 
 
 def _mtp_numbers(name: str) -> Iterator[str]:

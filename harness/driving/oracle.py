@@ -17,7 +17,7 @@ from cases import adapters
 from cases.folders import made_once
 from cases.tokenizers import tokenizer_for
 from harness import defects
-from harness.both_sides import leases
+from harness.both_sides import gpus, leases
 from harness.contract.known_issues import HEADER
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario, SpecConfig
@@ -88,11 +88,15 @@ class Oracle:
         return next((str(getattr(target, "instead", "")) for target, _ in self._models.values()), "")
 
     def _take_lease(self) -> None:
-        """On a GPU: a share of it, as an engine has, before anything is on it."""
+        """On a GPU: a share of it, as an engine has, before anything is on it; it computes on the card leased."""
         if self.place.device == "cpu" or self._lease is not None or not self.place.said:
             return
         asked = leases.request((self.place.said + CONTEXT_MIB) / 1024)
+        uuids = [card.uuid for card in gpus.visible(gpus.read_cards(), asked.visible)]
+        if number := self.place.device.partition(":")[2]:
+            asked = dataclasses.replace(asked, visible=uuids[int(number)])
         self._lease = leases.take(asked, say=lambda _text: None)
+        self.place = dataclasses.replace(self.place, device=f"cuda:{uuids.index(self._lease.card.uuid)}")
 
     def _bytes(self) -> int:
         return sum(file.stat().st_size for folder in (self.target, self.draft) for file in folder.glob("*.safetensors"))

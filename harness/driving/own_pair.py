@@ -40,13 +40,18 @@ class OwnPair:
     def folders(self) -> tuple[Path, Path]:
         return self.target.folder, self.draft.folder
 
+    @property
+    def _itself(self) -> bool:
+        """Whether the target's own layers draft."""
+        return self.target.folder == self.draft.folder
+
     def facts(self) -> dict[str, Any]:
         """What a run says of it, JSON-ready: names, sizes and digests."""
-        own = self.target.folder == self.draft.folder
+        own = {"of_target": True, "parameters": self.draft.mtp_parameters} if self._itself else {}
         return {
             "algorithm": self.algorithm,
             "target": _facts(self.target),
-            "draft": _facts(self.draft) | ({"of_target": True} if own else {}),
+            "draft": _facts(self.draft) | own,
         }
 
 
@@ -57,11 +62,13 @@ def draft_facts(folder: Path) -> DraftFacts:
         one = read_checkpoint("--draft", folder)
     except UsageError:
         return NO_DRAFT
+    shapes = [tensor.shape for name, tensor in one.tensors.items() if name.rpartition("model.")[2] == "fc.weight"]
     return DraftFacts(
         draft_architecture=one.architecture,
         draft_tie_word_embeddings=one.config.get("tie_word_embeddings") is True,
         norm_before_residual=one.config.get("norm_before_residual") is True,
         fc_bias=any(name.rpartition("model.")[2] == "fc.bias" for name in one.tensors) or not one.tensors,
+        fc_square=any(len(shape) == 2 and shape[0] == shape[1] for shape in shapes),
     )
 
 

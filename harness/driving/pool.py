@@ -1,4 +1,4 @@
-"""The one live engine: booted on demand, reused while the scenario fits it, else ended.
+"""The engine that is driven: booted on demand or ahead, reused while the scenario fits it, else ended.
 
 It must not judge, and must not know what a run or a test is.
 """
@@ -6,11 +6,16 @@ It must not judge, and must not know what a run or a test is.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
+import psutil
+
+from harness.both_sides.gpus import BY_NVML
 from harness.both_sides.leases import Request
 from harness.contract.scenario import Scenario
 from harness.contract.trace import ENDS, Trace
@@ -22,6 +27,8 @@ from harness.engines.process import Launch
 
 #: What a trace says of engines that were started so.
 COPIES = "copied processes"
+#: MiB of the host's memory that must be free before an engine is booted ahead: twice what one takes.
+FREE_AHEAD = 6 << 10
 
 
 def unwatched(_scheduler_step: int, _state: dict[str, Any]) -> None:
@@ -30,10 +37,12 @@ def unwatched(_scheduler_step: int, _state: dict[str, Any]) -> None:
 
 @dataclass(slots=True, kw_only=True, repr=False)
 class EnginePool:
-    """Boots, reuses and ends engines, one at a time. logs: where the output of each goes, named by `log_name`.
+    """Boots, reuses and ends engines, of which one is driven at a time. logs: where the output of each goes, by
+    `log_name`.
 
-    copies: fork SGLang's processes from the host (see harness.engine_side.host.fork_server), on a CPU and without
-    ranks. lease: the share of a GPU that every engine takes first; no waiting any more once that had no effect.
+    copies: fork SGLang's processes from one that has imported it (see harness.engine_side.host.fork_server), but for
+    ranks. ahead: how many engines may boot beside the one that is driven (`expect`). lease: the share of a GPU that
+    every engine takes first; no waiting any more once that had no effect.
     preparing, booted: whom to notify that an engine is being started (in words, with its log), and that it answered.
     """
 
@@ -41,47 +50,102 @@ class EnginePool:
     log_name: str = "engine-{boot}.log"
     lease: Request | None = None
     copies: bool = False
+    ahead: int = 0
     preparing: Callable[[str, Path], None] = lambda _text, _log: None
     booted: Callable[[Engine], None] = lambda _engine: None
     boots: int = 0
     _engine: Engine | None = None
     _key: str = ""
     _fork_servers: ForkServers | None = None
+    #: boot configuration -> the engine that boots or has booted for later
+    _expected: dict[str, Future[Engine]] = field(default_factory=dict)
+    _threads: ThreadPoolExecutor | None = None
+    #: engines whose boot has begun and is nobody's yet
+    _begun: list[Engine] = field(default_factory=list)
+    _turn: Lock = field(default_factory=Lock)
 
     def use(self, launch: Launch) -> Engine:
         """The live engine if it is this one, else this one booted in its place. Raises EngineError."""
-        launch = self._quick(launch)
-        boot = {name: value for name, value in launch.boot.items() if name != "lease"}
-        key = json.dumps([str(launch.python), *map(str, launch.pythonpath), boot], sort_keys=True)
+        key = _key_of(launch)
         if self._engine is None or self._key != key or not self.alive():
             self.close()
-            self.boots += 1
-            log = self.logs / self.log_name.format(boot=self.boots)
-            engine = self._forked(launch, log) if can_fork(launch) else Engine(launch=launch, log=log)
-            try:
-                engine.boot(progress=lambda text: self.preparing(text, log))
-            except BaseException as error:
-                engine.close()
-                if isinstance(error, NoLease) and self.lease is not None:
-                    self.lease = replace(self.lease, wait=0.0)
-                raise
-            self._engine, self._key = engine, key
-            self.booted(engine)
+            self._engine, self._key = self._taken(key) or self._boot(launch), key
+            self.booted(self._engine)
         return self._engine
 
-    def _quick(self, launch: Launch) -> Launch:
-        """The launch with the way of starting that is wanted, for both sides of a pair."""
-        if not self.copies or launch.boot.get("device") != "cpu" or launch.ranks > 1:
-            return launch  # ranks get their requests over sockets that the process they would be forked from has open
-        beside = None if launch.beside is None else self._quick(launch.beside)
-        flags = [*launch.boot["flags"], COPIES]
-        return replace(launch, boot={**launch.boot, "forked": True, "flags": flags}, beside=beside)
+    def expect(self, launches: Sequence[Launch]) -> None:
+        """Boot the first of these beside what is driven, as many as may be ahead and as there is memory for.
 
-    def _forked(self, launch: Launch, log: Path) -> Engine:
-        """An engine that costs no import of SGLang, where the last one was of its kind."""
-        if self._fork_servers is None:
-            self._fork_servers = ForkServers(self.logs)
-        return self._fork_servers.engine(launch, log)
+        One that does not come up says so when it is used.
+        """
+        for launch in launches[: self.ahead]:
+            key, free = _key_of(launch), psutil.virtual_memory().available >> 20
+            if key not in self._expected and len(self._expected) < self.ahead and free > FREE_AHEAD:
+                self._threads = self._threads or ThreadPoolExecutor(max_workers=self.ahead)
+                self._expected[key] = self._threads.submit(self._boot, _unwaiting(launch), quiet=True)
+
+    def _taken(self, key: str) -> Engine | None:
+        """The engine that was booted ahead for this, if one was. Where it got no share of a card, none is any more."""
+        expected = self._expected.pop(key, None)
+        if expected is None:
+            return None
+        self.preparing("booting ahead of its turn", self.logs)
+        try:
+            engine = expected.result()
+        except NoLease:
+            self.ahead = 0
+            self._forget()
+            return None
+        if engine.process is None or engine.process.poll() is not None:
+            engine.close()
+            return None
+        return engine
+
+    def _boot(self, launch: Launch, *, quiet: bool = False) -> Engine:
+        """This engine, booted. quiet: nobody is notified, and no wait for a lease tells of the next."""
+        with self._turn:
+            self.boots += 1
+            log = self.logs / self.log_name.format(boot=self.boots)
+            if self.boots > 1 and log.name == self.log_name:
+                log = log.with_stem(f"{log.stem}-{self.boots}")
+        if not quiet:
+            self.preparing("starting", log)
+        engine = self._started(launch, log)
+        self._begun.append(engine)
+        try:
+            engine.boot(progress=(lambda _text: None) if quiet else lambda text: self.preparing(text, log))
+        except BaseException as error:
+            engine.close()
+            if isinstance(error, NoLease) and self.lease is not None and not quiet:
+                self.lease = replace(self.lease, wait=0.0)
+            raise
+        finally:
+            self._begun.remove(engine)
+        return engine
+
+    def _started(self, launch: Launch, log: Path) -> Engine:
+        """An engine to be booted, forked where that is wanted and can be."""
+        copied = self._copied(launch)
+        if not can_fork(copied):
+            return Engine(launch=copied, log=log)
+        with self._turn:
+            self._fork_servers = self._fork_servers or ForkServers(self.logs)
+        server = self._fork_servers.server(copied)
+        if server.refused:
+            flags = [*launch.boot["flags"], f"not {COPIES}: {server.refused}"]
+            return Engine(launch=replace(launch, boot={**launch.boot, "flags": flags}), log=log)
+        return Engine(launch=copied, log=log, start=server.start)
+
+    def _copied(self, launch: Launch) -> Launch:
+        """The launch with the way of starting that is wanted, for both sides of a pair."""
+        on_cuda = launch.boot.get("device") == "cuda"
+        if not self.copies or launch.ranks > 1 or (on_cuda and launch.beside is not None):
+            return launch  # ranks get their requests over sockets that the process they would be forked from has open
+        beside = None if launch.beside is None else self._copied(launch.beside)
+        boot = {**launch.boot, "forked": True, "flags": [*launch.boot["flags"], COPIES]}
+        if on_cuda:
+            boot["environment"] = {**boot["environment"], **BY_NVML}
+        return replace(launch, boot=boot, beside=beside)
 
     def alive(self) -> bool:
         return self._engine is not None and self._engine.process is not None and self._engine.process.poll() is None
@@ -107,11 +171,37 @@ class EnginePool:
         if engine is not None:
             engine.close()
 
+    def _forget(self) -> None:
+        """End every engine that was booted ahead, and those that still boot."""
+        for one in self._expected.values():
+            one.cancel()
+        for engine in [*self._begun]:
+            engine.close()  # whoever boots it fails now
+        while self._expected:
+            _, expected = self._expected.popitem()
+            if not expected.cancelled() and expected.exception() is None:
+                expected.result().close()
+
     def end(self) -> None:
         """End everything that was started."""
         self.close()
         if self._fork_servers is not None:
             self._fork_servers.close()
+        self._forget()
+        if self._threads is not None:
+            self._threads.shutdown()
+
+
+def _key_of(launch: Launch) -> str:
+    """Launches of one engine have the same; what it may wait for a card is no part of it."""
+    boot = {name: value for name, value in launch.boot.items() if name != "lease"}
+    return json.dumps([str(launch.python), *map(str, launch.pythonpath), boot], sort_keys=True)
+
+
+def _unwaiting(launch: Launch) -> Launch:
+    """The same engine, which does without a card where there is none at once: its place may be taken by another."""
+    lease = launch.boot.get("lease")
+    return launch if lease is None else replace(launch, boot={**launch.boot, "lease": {**lease, "wait": 0.0}})
 
 
 @dataclass(slots=True, kw_only=True, repr=False)

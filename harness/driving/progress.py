@@ -27,6 +27,7 @@ from harness.contract.texts import text_identical
 from harness.contract.trace import Trace, replaced_kernels
 from harness.contract.types import Divergence, Outcome, Verdict
 from harness.driving.accept_lengths import AcceptLengths, AcceptRounds, total
+from harness.driving.around import Around, around
 from harness.driving.own_pair import OwnPair, draft_facts
 from harness.driving.place import CPU, Place
 from harness.engines.envs import EngineEnv
@@ -64,7 +65,8 @@ class Plan:
     """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own: those that the user named.
     place: where the reference computes.
 
-    lease: the share of a GPU that every engine takes first. box: seconds that the scenarios of one boot configuration
+    copies, ahead: how engines are started (see harness.driving.pool). lease: the share of a GPU that every engine takes
+    first. box: seconds that the scenarios of one boot configuration
     may take, its boot apart; those that are left then are not driven.
     """
 
@@ -81,6 +83,8 @@ class Plan:
     lease: Request | None = None
     assumed: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
+    copies: bool = False
+    ahead: int = 0
     box: float | None = None
 
     def launch(self, scenario: Scenario, *, lease: Request | None, probe: ProbeLevel | bool = "full") -> Launch:
@@ -124,6 +128,7 @@ class ScenarioResult:
     trace, reference: a run that stored them keeps only the header. text_identical: whether no text shows what is wrong.
     accepted: accept length, the bonus included -> verifies of that length. accept: expected and observed ones;
     accept_of: those of the rounds that a finding and its consequences touch, by signature; None where nothing is known.
+    around: what is known of the place where a root finding begins, by signature.
     providers: who judged target and draft, empty without a reference. witnessed: what of it, where a witness did.
     known: signature, or reason for UNKNOWN -> the known issues that it may be; says nothing about the verdict.
     folder, reproducer: where it is stored. seconds: wall time by part (engine, reference, judge, store).
@@ -144,6 +149,7 @@ class ScenarioResult:
     witnessed: Witnessed = field(default_factory=Witnessed)
     accept: AcceptLengths | None = None
     accept_of: Mapping[str, AcceptLengths | None] = field(default_factory=dict)
+    around: Mapping[str, Around] = field(default_factory=dict)
     known: Mapping[str, tuple[Known, ...]] = field(default_factory=dict)
     folder: Path = Path()
     reproducer: Path | None = None
@@ -179,6 +185,11 @@ class ScenarioResult:
             witnessed=Witnessed() if reference is None else witnessed_in(reference.header),
             accept=rounds.all(),
             accept_of={one.signature: rounds.touched_by(members(one, divergences)) for one in findings},
+            around={
+                one.signature: around(one.first, scenario, trace, reference, divergences)
+                for one in findings
+                if one.is_root
+            },
             known=_known(scenario, setup, verdict, divergences, explained(reference)),
             **stored,
         )
@@ -296,10 +307,15 @@ def _known(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Where the wall time of a run went, in seconds, and how many engines were booted for it."""
+    """Where the wall time of a run went, in seconds, and how many engines were booted for it.
+
+    boot_seconds: of all boots, which may be beside each other and beside scenarios; waited_seconds: while nothing was
+    driven because an engine was not up.
+    """
 
     boots: int = 0
     boot_seconds: float = 0.0
+    waited_seconds: float = 0.0
     engine_seconds: float = 0.0
     reference_seconds: float = 0.0
     #: MiB that the reference had at most, and what it said before; 0 where nobody counts

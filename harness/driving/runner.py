@@ -74,6 +74,9 @@ class _Run:
     results: list[ScenarioResult] = field(default_factory=list)
     header: dict[str, Any] = field(default_factory=dict)
     boot_seconds: float = 0.0
+    waited_seconds: float = 0.0
+    #: one scenario of each boot configuration that was not begun, in their order
+    later: list[Scenario] = field(default_factory=list)
     #: boot configuration -> when the seconds of the plan's box are over for it
     ends: dict[str, float] = field(default_factory=dict)
 
@@ -83,6 +86,8 @@ class _Run:
             logs=self.writer.folder,
             log_name="engine.log",
             lease=self.plan.lease,
+            copies=self.plan.copies,
+            ahead=self.plan.ahead,
             preparing=partial(self.preparing, name),
             booted=self.booted,
         )
@@ -129,7 +134,9 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
                 )
             with going.queue:
                 try:
-                    for scenario in in_boot_order(plan.scenarios):
+                    scenarios = in_boot_order(plan.scenarios)
+                    going.later = list({one.boot_key(): one for one in reversed(scenarios)}.values())[::-1]
+                    for scenario in scenarios:
                         if time.monotonic() < going.ends.get(scenario.boot_key(), math.inf):
                             _run_scenario(going, scenario)
                     if going.driven:
@@ -165,10 +172,9 @@ def _run_scenario(going: _Run, scenario: Scenario) -> None:
     going.settle(leave=1)
     number = len(going.results) + len(going.queue) + len(going.driven) + 1
     going.notify(Started(scenario=scenario, index=number, total=len(going.plan.scenarios)))
-    start = time.monotonic()
     try:
         launch = going.plan.launch(scenario, lease=going.engines.lease)
-        going.engines.use(launch)
+        _wait_for(going, scenario, launch)
         start = time.monotonic()
         if going.plan.box is not None:
             going.ends.setdefault(scenario.boot_key(), start + going.plan.box)
@@ -182,6 +188,18 @@ def _run_scenario(going: _Run, scenario: Scenario) -> None:
         going.driven.append(_Driven(scenario=scenario, trace=trace, seconds=seconds))
     else:
         going.queue.put(partial(_judge, going, scenario, trace, seconds))
+
+
+def _wait_for(going: _Run, scenario: Scenario, launch: Launch) -> None:
+    """The engine that this scenario needs is up, and those that come after it may boot."""
+    start = time.monotonic()
+    going.later = [one for one in going.later if one.boot_key() != scenario.boot_key()]
+    upcoming = [going.plan.launch(one, lease=going.engines.lease) for one in going.later[: going.engines.ahead]]
+    going.engines.expect(upcoming)
+    try:
+        going.engines.use(launch)
+    finally:
+        going.waited_seconds += time.monotonic() - start
 
 
 def _drive(going: _Run, scenario: Scenario, launch: Launch) -> Trace:
@@ -297,6 +315,7 @@ def _cost(going: _Run, total: float) -> Cost:
     return Cost(
         boots=going.engines.boots,
         boot_seconds=going.boot_seconds,
+        waited_seconds=going.waited_seconds,
         engine_seconds=spent["engine"],
         reference_seconds=spent["reference"],
         reference_mib=max((one.result().peak_mib for one in going.oracles.values() if _loaded(one)), default=0),

@@ -137,12 +137,13 @@ class Engine:
         """Arm a mutant on every rank until the next `begin`, from the first-th batch of the scenario on."""
         self._ask_ranks({"op": "mutant", "name": name, "first": first})
 
-    def swap(self, module: str, file: Path | str) -> int:
-        """SGLang's module as in this file until the next call; "": as it is. Functions that changed on a rank, at most.
+    def swap(self, files: Mapping[str, Path] = MappingProxyType({})) -> int:
+        """SGLang's modules as in these files until the next call, every other as it is: functions that changed.
 
-        EngineError where it cannot be (see engine_side.host.source_swap).
+        On the rank, and of the module, with most and fewest. EngineError where it cannot be (see
+        engine_side.host.source_swap).
         """
-        answers = self._ask_ranks({"op": "swap", "module": module, "file": str(file)})
+        answers = self._ask_ranks({"op": "swap", "files": {module: str(file) for module, file in files.items()}})
         return max(int(answer["functions"]) for answer, _ in answers)
 
     def retract(self, rids: Iterable[str]) -> None:

@@ -1,6 +1,6 @@
-"""Hosts forked from a process that has SGLang imported already, instead of started anew; one such process at a time.
+"""Hosts forked from a process that has SGLang imported already, instead of started anew: a tenth of a boot's work.
 
-For test sessions on a CPU. It must never import sglang, and must not decide which engine is needed when.
+It must never import sglang, and must not decide which engine is needed when.
 """
 
 from __future__ import annotations
@@ -12,35 +12,39 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness.both_sides import wire
 from harness.engines import process, scratch
 from harness.engines.endings import exit_code
-from harness.engines.engine import Engine
 from harness.engines.errors import EngineError
 from harness.engines.process import Launch, environment_of
 from harness.engines.processes import interrupts_held
 
-#: Of a boot record: what is not looked at before everything is imported.
-LATER = ("arguments", "optional_arguments", "probe", "flags", "mutants_in_graphs", "mutable", "executed")
+#: Of a boot record: what is not looked at before everything is imported; and what only patches for a CPU look at.
+LATER = (
+    *("arguments", "optional_arguments", "server_args", "probe", "flags", "mutants_in_graphs", "mutable", "mutated"),
+    *("executed", "lease", "eos_token_ids"),
+)
+OF_CPU = ("overlap", "layered", "assumed", "cpu_attention", "lora", "host_cache")
 
 
 def kind_of(launch: Launch) -> str:
     """Launches of one kind import the same, in the same environment and with the same patches."""
-    boot = {name: value for name, value in launch.boot.items() if name not in LATER}
+    patched = launch.boot.get("device") != "cuda" or launch.boot.get("plugin")
+    left_out = LATER if patched else (*LATER, *OF_CPU)
+    boot = {name: value for name, value in launch.boot.items() if name not in left_out}
     return json.dumps([str(launch.python), *map(str, launch.pythonpath), boot], sort_keys=True)
 
 
 def can_fork(launch: Launch) -> bool:
     """Not ranks, whose processes cannot be forked either; not what differs from engine to engine before the imports."""
-    boot = launch.boot
-    own = boot.get("lease") is not None or boot.get("handoff") is not None
-    return bool(boot.get("forked")) and launch.ranks == 1 and not own
+    return bool(launch.boot.get("forked")) and launch.ranks == 1 and launch.boot.get("handoff") is None
 
 
 @dataclass(slots=True)
@@ -72,10 +76,17 @@ class Forked:
 
 @dataclass(slots=True)
 class ForkServer:
-    """The process that is forked: `ready`, then `start` as often as wanted. EngineError where it cannot be had."""
+    """The process that is forked: `ready`, then `start` as often as wanted. EngineError where it cannot be had.
+
+    refused: why it cannot be forked although it is there; empty where it can. Any thread may ask it.
+    """
 
     launch: Launch
     log: Path
+    refused: str = ""
+    #: processes that were forked and not collected yet
+    hosts: set[int] = field(default_factory=set)
+    _turn: threading.Lock = field(default_factory=threading.Lock)
     _process: subprocess.Popen[bytes] | None = None
     _orders: socket.socket | None = None
     _folder: tempfile.TemporaryDirectory[str] | None = None
@@ -86,7 +97,7 @@ class ForkServer:
             return
         try:
             self._start()
-            self._ask({"op": "prepare", "boot": self.launch.boot})
+            self.refused = str(self._ask({"op": "prepare", "boot": self.launch.boot})["refused"])
         except (OSError, wire.WireClosed) as error:
             raise EngineError(f"SGLang could not be imported ({error}); its log: {self.log}") from error
 
@@ -94,7 +105,9 @@ class ForkServer:
         """A new host, see process.StartHost; launch: of the same kind as this server's."""
         order = {"op": "fork", "path": path, "log": str(log), "folder": str(log.parent)}
         try:
-            return Forked(int(self._ask({**order, "environment": dict(environment)})["pid"]), self)
+            pid = int(self._ask({**order, "environment": dict(environment)})["pid"])
+            self.hosts.add(pid)
+            return Forked(pid, self)
         except (OSError, wire.WireClosed) as error:
             raise EngineError(f"the process that engines are forked from is gone; its log: {self.log}") from error
 
@@ -118,10 +131,11 @@ class ForkServer:
     def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
         """Its answer to an order. Without one it is ended: the next order would otherwise get this one's."""
         try:
-            if self._orders is None:
-                raise wire.WireClosed("it was ended")
-            wire.send(self._orders, order)
-            return wire.receive(self._orders)[0]
+            with self._turn:
+                if self._orders is None:
+                    raise wire.WireClosed("it was ended")
+                wire.send(self._orders, order)
+                return wire.receive(self._orders)[0]
         except BaseException:
             self.close()
             raise
@@ -130,6 +144,7 @@ class ForkServer:
         """A host that has ended may go; nothing happens where its server is gone too."""
         with contextlib.suppress(OSError, wire.WireClosed):
             self._ask({"op": "collect", "pid": pid})
+        self.hosts.discard(pid)
 
     def close(self) -> None:
         """End it. Forked hosts live on; called twice is once."""
@@ -148,23 +163,33 @@ class ForkServer:
 
 @dataclass(slots=True)
 class ForkServers:
-    """The fork server of the latest kind. logs: folder of their logs."""
+    """The fork server of the latest kind, and others for as long as something lives that was forked from them.
+
+    logs: folder of their logs.
+    """
 
     logs: Path
     started: int = 0
-    server: ForkServer | None = None
+    servers: dict[str, ForkServer] = field(default_factory=dict)
+    closed: bool = False
+    _turn: threading.Lock = field(default_factory=threading.Lock)
 
-    def engine(self, launch: Launch, log: Path) -> Engine:
-        """An engine of this launch, not booted yet; an engine of another kind must not live any more. EngineError."""
-        if self.server is None or kind_of(launch) != kind_of(self.server.launch):
-            self.close()
-            self.started += 1
-            self.server = ForkServer(launch, self.logs / f"fork-server-{self.started}.log")
-        self.server.ready()
-        return Engine(launch=launch, log=log, start=self.server.start)
+    def server(self, launch: Launch) -> ForkServer:
+        """The one that this launch's host is forked from, ready for it. EngineError. Any thread may ask."""
+        kind = kind_of(launch)
+        with self._turn:
+            if self.closed:
+                raise EngineError("the processes that engines are forked from were ended")
+            for other in [one for one, server in self.servers.items() if one != kind and not server.hosts]:
+                self.servers.pop(other).close()
+            if kind not in self.servers:
+                self.started += 1
+                self.servers[kind] = ForkServer(launch, self.logs / f"fork-server-{self.started}.log")
+            self.servers[kind].ready()
+            return self.servers[kind]
 
     def close(self) -> None:
-        """End the fork server, if there is one."""
-        if self.server is not None:
-            self.server.close()
-            self.server = None
+        """End all of them, and start none any more."""
+        self.closed = True
+        while self.servers:
+            self.servers.popitem()[1].close()

@@ -17,7 +17,7 @@ from harness.both_sides.leases import Request
 from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.contract.trace import EOS
 from harness.engines import published
-from harness.engines.envs import EngineEnv
+from harness.engines.envs import EngineEnv, home
 from harness.engines.process import Launch
 
 CpuAttention = Literal["torch", "interpreted"]
@@ -30,6 +30,8 @@ BOOT_CHUNK, LARGE_CHUNK = 64, 512
 #: Batch sizes that CUDA graphs are captured for: few, so that a boot is quick; with a gap (3) and a largest one that
 #: `max_running` exceeds, so that scenarios reach padding and the eager way out.
 GRAPH_SIZES = (1, 2, 4)
+#: Prompt tokens of a batch that prefill graphs are captured for; SGLang pads up to twice as many as there are.
+PREFILL_GRAPH_SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
 
 #: Attention backends by device: others need hardware that is not meant here.
 BACKENDS = {"cpu": ("triton",), "cuda": ("triton", "flashinfer", "fa3")}
@@ -103,7 +105,9 @@ def build_launch(
         "flags": ["torch.compile off"] if device == "cpu" else [],
         "slimmed": list(env.slimmed),
         "changed_files": list(published.changed(env)),
-        "environment": _environment(device=device, revert=revert, engine=engine) | dict(env.environ),
+        "environment": _environment(device=device, revert=revert, engine=engine)
+        | ({"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"} if engine.enable_unified_radix_tree else {})
+        | dict(env.environ),
         "arguments": {
             "model_path": str(target),
             "speculative_draft_model_path": str(draft),
@@ -122,6 +126,8 @@ def build_launch(
         boot["arguments"] |= {"lora_paths": dict(adapters)}
         if device == "cpu":  # the one backend of which no kernel is for a GPU
             boot["arguments"] |= {"lora_backend": "torch_native"}
+    if boot["arguments"].get("enable_hierarchical_cache"):
+        boot["host_cache"] = True
     if tokenizer is not None:
         boot["arguments"]["tokenizer_path"] = str(tokenizer)
     if eos is not None or not engine.skip_tokenizer_init:
@@ -164,13 +170,13 @@ def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str,
 
 
 def _optional(engine: EngineConfig) -> dict[str, Any]:
-    """Arguments that only some releases have; each gets those it knows.
-
-    Prefill never runs in a graph: SGLang records only a part of the model there.
-    """
-    arguments: dict[str, Any] = {"disable_piecewise_cuda_graph": True}
+    """Arguments that only some releases have; each gets those it knows."""
+    arguments: dict[str, Any] = {"disable_piecewise_cuda_graph": not engine.prefill_cuda_graph}
+    if engine.prefill_cuda_graph:
+        sizes = list(PREFILL_GRAPH_SIZES)
+        arguments |= {"piecewise_cuda_graph_tokens": sizes, "cuda_graph_bs_prefill": sizes}
     if engine.cuda_graph:
-        arguments["disable_prefill_cuda_graph"] = True
+        arguments["disable_prefill_cuda_graph"] = not engine.prefill_cuda_graph
         most = engine.cuda_graph_max_bs
         name, value = ("cuda_graph_bs", list(GRAPH_SIZES)) if most is None else ("cuda_graph_max_bs", most)
         arguments |= {name: value, f"{name}_decode": value}
@@ -196,6 +202,8 @@ def _environment(*, device: str, revert: int | None, engine: EngineConfig) -> di
     else:
         # It compiles kernels for quantised matrices at start, which nothing here uses.
         environment["SGLANG_ENABLE_JIT_DEEPGEMM"] = "0"
+        # By default below TMPDIR, which goes with each engine: nothing that was compiled would be there at the next.
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(home() / "kernels" / "inductor")
         if ranks > 1:  # multicast over NVLink can put the cards of a shared host out of service
             environment |= NO_MULTICAST
     if revert is not None:

@@ -35,6 +35,9 @@ LEASE_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
 #: Of a log, said where an engine does not boot or ends.
 TAIL_LINES = 6
+#: What a target's class in SGLang has to have for an EAGLE or EAGLE-3 draft, and what is said where one has not.
+SHARED = ("no attribute 'get_embed_and_head'", "no attribute 'set_eagle3_layers_to_capture'")
+SERVES_NO_EAGLE = "so this release serves no such draft of that target; another release, or another target, may"
 
 Progress = Callable[[str], None]
 
@@ -237,7 +240,9 @@ class HostProcess:
             text = self.log.read_text(errors="replace").strip().splitlines()
         except OSError:
             text = []
-        return f"full log: {self.log}; it ends with:\n  " + "\n  ".join(text[-TAIL_LINES:])
+        ending = text[-TAIL_LINES:]
+        hint = [SERVES_NO_EAGLE] if any(name in line for name in SHARED for line in ending) else []
+        return f"full log: {self.log}; it ends with:\n  " + "\n  ".join(ending + hint)
 
     def close(self) -> None:
         """End the engine's whole process group, by the id we started; safe to call twice."""

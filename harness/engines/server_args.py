@@ -26,6 +26,13 @@ OURS: dict[str, str] = {
     "speculative_use_rejection_sampling": "engine.rejection_sampling",
     "disable_overlap_schedule": "engine.overlap_schedule",
     "disable_cuda_graph": "engine.cuda_graph",
+    **dict.fromkeys(
+        (
+            *("disable_prefill_cuda_graph", "disable_piecewise_cuda_graph"),
+            *("cuda_graph_bs_prefill", "piecewise_cuda_graph_tokens"),
+        ),
+        "engine.prefill_cuda_graph",
+    ),
     "disable_radix_cache": "engine.radix_cache",
     "enable_dp_attention": "engine.dp_size",
     "enable_priority_scheduling": "engine.priority_scheduling",
@@ -36,7 +43,7 @@ OURS: dict[str, str] = {
     **dict.fromkeys(
         (
             *("sampling_backend", "disable_custom_all_reduce", "random_seed", "log_level"),
-            *("disable_piecewise_cuda_graph", "disable_prefill_cuda_graph", "host", "port", "nccl_port"),
+            *("host", "port", "nccl_port"),
             *("disaggregation_transfer_backend", "num_reserved_decode_tokens", "disaggregation_bootstrap_port"),
             "disaggregation_decode_retraction_backup",
         ),
@@ -56,6 +63,7 @@ OPTIONS = {
         )
     },
     "cuda_graph": "--cuda-graph or --disable-cuda-graph",
+    "prefill_cuda_graph": "--prefill-cuda-graph or --disable-prefill-cuda-graph",
     "overlap_schedule": "--overlap-schedule or --disable-overlap-schedule",
     "disable_hybrid_swa_memory": "--disable-hybrid-swa-memory or --hybrid-swa-memory",
 }

@@ -13,11 +13,12 @@ from harness.driving.live import LiveEngines
 from harness.engines.errors import EngineError
 from harness.night.cells import Cell, Mutants
 from harness.night.records import CellResult, Seen
-from harness.search.board import Board, Line
+from harness.search.board import Board, Line, document
 from harness.search.executed import Followed, follow
 from harness.search.fates import Campaign, Fate, explanations
 from harness.search.faults import draw
-from harness.search.mutate import Hunt, rounds
+from harness.search.mutate import Hunt
+from harness.search.tasks import Place, rounds, together
 from harness.search.text import line_of
 
 
@@ -44,13 +45,12 @@ def ask(cell: Cell, wanted: Mutants, engines: LiveEngines, *, folder: Path) -> C
     )
     hunt = Hunt(engines=engines, package=package, folder=folder / "mutated", sounds=every.sounds, release=cell.engine)
     fates = dict[str, Fate]()
-    for tasks in rounds(
-        campaign.mutants, every.sounds, release=cell.engine, examples=wanted.examples, seed=wanted.seed
-    ):
-        for one in tasks:
-            task = one.after(fates.get(one.mutant.id))
-            if task is not None and time.monotonic() - start < wanted.seconds:
-                fates[one.mutant.id] = hunt.ask(task)
+    place = Place(release=cell.engine)
+    for tasks in rounds(campaign.mutants, every.sounds, place=place, examples=wanted.examples, seed=wanted.seed):
+        left = [task for one in tasks if (task := one.after(fates.get(one.mutant.id))) is not None]
+        for batch in together(left):
+            if time.monotonic() - start < wanted.seconds:
+                fates |= {fate.id: fate for fate in hunt.ask(batch)}
     return _result(cell, Board.of(campaign, fates, explanations()), start=start)
 
 
@@ -74,6 +74,7 @@ def _result(cell: Cell, board: Board | None, *, start: float, why: str = "") -> 
         ties=0,
         choices=0,
         seconds=round(time.monotonic() - start, 1),
+        board=None if board is None else document(board),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
@@ -49,6 +49,7 @@ class CellResult(_Strict):
     unknown: scenarios without a verdict; left_out: those that the time limit left no time for. accepted: accept length
     (bonus included) -> verifies. accept: verifies of which the expected length is known, tokens that they were expected
     to commit, tokens that they did. choices: tokens and proposals that were compared; ties: those within the margin.
+    board: of mutants of the source, as `eaglecheck mutate --json` writes it.
     """
 
     key: str
@@ -69,6 +70,7 @@ class CellResult(_Strict):
     ties: Count
     choices: Count
     seconds: Annotated[float, Field(ge=0.0)]
+    board: dict[str, Any] | None = None
 
     @property
     def drawn(self) -> bool:

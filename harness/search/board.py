@@ -132,6 +132,7 @@ def _mutant(line: Line, engine: str) -> dict[str, Any]:
         "id": mutant.id,
         "what": f"{mutant.where} {mutant.function}: {mutant.operator}: {mutant.what}",
         "engine": engine,
+        "captured": mutant.captured,
         "verdict": line.stands.upper(),
         "killed_by": [fate.check] if fate.end is End.KILLED else [],
         "text_identical": None if fate.ended else not fate.text,

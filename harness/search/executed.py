@@ -18,6 +18,7 @@ from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.driving.live import LiveEngines
 from harness.driving.progress import ScenarioResult
+from harness.engines.errors import EngineError
 from harness.engines.process import Launch
 from harness.search.operators import Ran
 
@@ -41,12 +42,17 @@ PARTS = (
     "srt/models/mimo_v2",
     "srt/models/step3p5",
 )
+#: SGLang's own canary: every violation of what its KV cache holds is logged, real data included.
+CANARY = {"kv_canary": "log", "kv_canary_real_data": "all"}
 
 
 class Sound(BaseModel):
     """A scenario without a mutant. lines: file -> those that it executed after the boot. why: if it cannot be used.
 
-    tokens, verifies: committed in verifies, and how many there were. rows: a digest of everything recorded.
+    tokens, verifies: committed in verifies, and how many there were. rows: a digest of everything recorded, empty where
+    no engine drove it. captured:
+    lines that ran while its engine captured CUDA graphs. canary: whether everything recorded is the same with SGLang's
+    own kv_canary; None where that was not asked.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -54,38 +60,48 @@ class Sound(BaseModel):
     scenario: Scenario
     family: str
     kind: str
-    seconds: float
-    tokens: int
-    verifies: int
-    rows: str
-    lines: dict[str, list[int]]
+    seconds: float = 0.0
+    tokens: int = 0
+    verifies: int = 0
+    rows: str = ""
+    lines: dict[str, list[int]] = {}
     why: str = ""
+    captured: dict[str, list[int]] = {}
+    canary: bool | None = None
 
-    def executes(self, file: str, line: int) -> bool:
-        return line in self.lines.get(file, ())
+    def executes(self, file: str, line: int, *, captured: bool) -> bool:
+        return line in (self.captured if captured else self.lines).get(file, ())
 
 
 class One(BaseModel):
-    """One scenario, and file -> line -> the tensors that its expressions held."""
+    """One scenario, and file -> line -> the tensors that its expressions held, after the boot and in captures."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sound: Sound
     ran: Ran
+    captured: Ran = {}
 
 
 class Followed(BaseModel):
-    """All of them, and what ran in any that can be used."""
+    """All of them, and what ran in any that can be used: in captures of CUDA graphs, and else outside of them only."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sounds: tuple[Sound, ...]
     ran: Ran
+    captured: Ran = {}
 
     @staticmethod
     def of(followed: Sequence[One]) -> Followed:
-        ran = merged(one.ran for one in followed if not one.sound.why)
-        return Followed(sounds=tuple(one.sound for one in followed), ran=ran)
+        used = [one for one in followed if not one.sound.why]
+        captured = merged(one.captured for one in used)
+        ran = merged(one.ran for one in used)
+        outside = {
+            file: {line: held for line, held in lines.items() if line not in captured.get(file, {})}
+            for file, lines in ran.items()
+        }
+        return Followed(sounds=tuple(one.sound for one in followed), ran=outside, captured=captured)
 
 
 def keep_followed(path: Path, one: One) -> None:
@@ -109,27 +125,40 @@ def with_boot(launch: Launch, *, patience: float = 1.0, **asked: Any) -> Launch:
 def follow(engines: LiveEngines, scenario: Scenario, family: str) -> One:
     """One scenario driven and judged, with the tensors that its lines saw."""
     launch = with_boot(engines.launch(scenario), executed=list(PARTS))
-    engines.use(launch)
-    start = time.monotonic()
-    trace = engines.drive(launch, scenario)
+    kind = f"{launch.boot['layered']} {launch.boot['overlap']} {launch.ranks} {bool(launch.beside)}"
+    sound = Sound(scenario=scenario, family=family, kind=kind)
+    try:
+        engines.use(launch)
+        start = time.monotonic()
+        trace = engines.drive(launch, scenario)
+    except EngineError as error:
+        return One(sound=sound.model_copy(update={"why": str(error).splitlines()[0]}), ran={})
     seconds = time.monotonic() - start
     outcome = engines.judge(scenario, trace, release=launch.boot["release"], revert=None)
-    tensors = merged(
-        event.data["executed"] for event in trace.events if event.name == "source" and event.data["when"] == "end"
-    )
+    said = [event.data for event in trace.events if event.name == "source" and event.data["when"] == "end"]
+    tensors, captured = (merged(data[name] for data in said) for name in ("executed", "captured"))
     tokens, verifies = accepted(outcome)
-    sound = Sound(
-        scenario=scenario,
-        family=family,
-        kind=f"{launch.boot['layered']} {launch.boot['overlap']} {launch.ranks} {bool(launch.beside)}",
-        seconds=round(seconds, 2),
-        tokens=tokens,
-        verifies=verifies,
-        rows=digest(trace),
-        lines={file: sorted(found) for file, found in tensors.items()},
-        why="" if outcome.passed else f"{outcome.verdict.outcome}: {'; '.join(outcome.verdict.reasons[:2])}",
-    )
-    return One(sound=sound, ran=tensors)
+    known = {
+        "seconds": round(seconds, 2),
+        "tokens": tokens,
+        "verifies": verifies,
+        "rows": digest(trace),
+        "lines": {file: sorted(found) for file, found in tensors.items()},
+        "captured": {file: sorted(found) for file, found in captured.items()},
+        "why": "" if outcome.passed else f"{outcome.verdict.outcome}: {'; '.join(outcome.verdict.reasons[:2])}",
+    }
+    return One(sound=sound.model_copy(update=known), ran=tensors, captured=captured)
+
+
+def watch(engines: LiveEngines, one: One) -> One:
+    """The same, and whether SGLang's own canary changes nothing that it records."""
+    launch = engines.launch(one.sound.scenario)
+    launch = with_boot(launch, optional_arguments=launch.boot["optional_arguments"] | CANARY)
+    try:
+        same = digest(engines.drive(launch, one.sound.scenario)) == one.sound.rows
+    except EngineError:
+        same = False
+    return one.model_copy(update={"sound": one.sound.model_copy(update={"canary": same})})
 
 
 def merged(found: Iterable[dict[str, dict[Any, dict[str, list[Any]]]]]) -> Ran:
@@ -162,9 +191,10 @@ def digest(trace: Trace) -> str:
     return made.hexdigest()[:16]
 
 
-def usable(sounds: Sequence[Sound], file: str, line: int) -> list[Sound]:
+def usable(sounds: Sequence[Sound], file: str, line: int, *, captured: bool = False) -> list[Sound]:
     """Scenarios that pass and execute the line: the quickest first, then those of its boot, then boot by boot."""
-    found = sorted((one for one in sounds if not one.why and one.executes(file, line)), key=lambda one: one.seconds)
+    ran = (one for one in sounds if not one.why and one.executes(file, line, captured=captured))
+    found = sorted(ran, key=lambda one: one.seconds)
     boots: dict[str, int] = {}
     for one in found:
         boots.setdefault(one.scenario.boot_key(), len(boots))

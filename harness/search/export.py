@@ -29,8 +29,9 @@ from harness.driving.progress import ScenarioResult
 from harness.engines.launch import CORES
 from harness.engines.process import Launch
 from harness.search import carried
-from reports.blame import as_served, flags, made_by
-from reports.findings import roots_of
+from reports.blame import as_served, flags
+from reports.blame import where as where_made
+from reports.findings import around_of, roots_of
 
 TEMPLATE = Path(__file__).with_name("repro.py.txt")
 #: What of a script can be driven from inside SGLang's loop.
@@ -50,9 +51,16 @@ On a CPU, what has no CPU build is stubbed or replaced by a few lines of torch (
 kernels run interpreted: slow, but they are SGLang's."""
 MOVED_SAYS = """
 A hand-over goes through a folder, behind SGLang's own transfer interfaces (module `classes` below)."""
-RUN = "    if len(sys.argv) > 1:\n        serve(Path(sys.argv[1]))\n    else:\n"
 ENDINGS = {
-    "script": f'\nif __name__ == "__main__":\n{RUN}        sys.exit(main())\n',
+    "script": """
+if __name__ == "__main__":
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("serve", nargs="?", type=Path, help=argparse.SUPPRESS)  # an engine's own process
+    if serving := words.parse_args().serve:
+        serve(serving)
+    else:
+        sys.exit(main())
+""",
     "sglang-test": """
 if "REPRO" not in os.environ:  # SGLang's processes import this file too
     import unittest
@@ -65,8 +73,12 @@ if "REPRO" not in os.environ:  # SGLang's processes import this file too
             self.assertEqual(main(), 0)
 
 
-"""
-    f'if __name__ == "__main__":\n{RUN}        unittest.main()\n',
+if __name__ == "__main__":
+    if Path(sys.argv[-1]).is_dir():  # an engine's own process
+        serve(Path(sys.argv[-1]))
+    else:
+        unittest.main()
+""",
 }
 
 
@@ -241,7 +253,7 @@ def _forward(one: ScenarioResult, finding: Finding, release: str) -> dict[str, A
     where = {
         "whole": key.phase == Phase.DRAFT,
         "where": f"{key.phase}, round {first.round}, step {key.step}",
-        "made_by": made_by(first, one.scenario, release),
+        "made_by": where_made(first, one.scenario, release, around_of(one, finding.signature))[1],
     }
     if first.kind is Kind.NUMERIC and one.reference is not None and first.hint.startswith("hidden_out"):
         theirs = tabulate(one.reference.rows)

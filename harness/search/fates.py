@@ -37,7 +37,10 @@ class _Strict(BaseModel):
 
 
 class Asked(_Strict):
-    """One mutant, as drawn: source[start:end] of a file of the sglang package written as `after`."""
+    """One mutant, as drawn: source[start:end] of a file of the sglang package written as `after`.
+
+    captured: its line runs while CUDA graphs are captured, so that an engine has to boot with it.
+    """
 
     id: str
     file: str
@@ -48,6 +51,7 @@ class Asked(_Strict):
     start: int
     end: int
     after: str
+    captured: bool = False
 
     @property
     def where(self) -> str:
@@ -57,9 +61,16 @@ class Asked(_Strict):
     def module(self) -> str:
         return "sglang." + self.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
-    def applied(self, source: str) -> str:
-        """The whole file, with as many lines as before, so that nothing else moves."""
-        return source[: self.start] + self.after + source[self.end :]
+    def meets(self, other: Asked) -> bool:
+        """Whether both change the same place."""
+        return self.file == other.file and self.start < other.end and other.start < self.end
+
+
+def applied(source: str, mutants: Iterable[Asked]) -> str:
+    """The whole file with all of them, none of which meets another, and as many lines as before: nothing else moves."""
+    for one in sorted(mutants, key=lambda one: -one.start):
+        source = source[: one.start] + one.after + source[one.end :]
+    return source
 
 
 class Campaign(_Strict):

@@ -12,12 +12,15 @@ from itertools import zip_longest
 from pathlib import Path
 
 from harness.both_sides.codes import placed
-from harness.search.fates import Asked
+from harness.search.fates import Asked, applied
 from harness.search.operators import Change, Lines, Ran, changes
 
 
-def draw(package: Path, ran: Ran, *, count: int, seed: int) -> list[Asked]:
-    """So many at most, one a line at most: packages take turns, and in one lines, operators and places are equal."""
+def draw(package: Path, ran: Ran, *, count: int, seed: int, captured: bool = False) -> list[Asked]:
+    """So many at most, one a line at most: packages take turns, and in one lines, operators and places are equal.
+
+    captured: `ran` is what ran while CUDA graphs were captured.
+    """
     chance = random.Random(f"mutate {seed}")
     lines = _in_turn(sorted((file, line) for file, found in ran.items() for line in found), chance)
     sources = {file: (package / file).read_text() for file in ran}
@@ -27,7 +30,7 @@ def draw(package: Path, ran: Ran, *, count: int, seed: int) -> list[Asked]:
         if len(drawn) == count:
             break
         if file not in made:
-            made[file] = _by_place(file, sources[file], ran[file])
+            made[file] = _by_place(file, sources[file], ran[file], captured=captured)
         choices = made[file].get(line, {})
         operators = sorted(choices)
         chance.shuffle(operators)
@@ -36,7 +39,7 @@ def draw(package: Path, ran: Ran, *, count: int, seed: int) -> list[Asked]:
     return drawn
 
 
-def asked(file: str, change: Change) -> Asked:
+def asked(file: str, change: Change, *, captured: bool = False) -> Asked:
     """Its name is the same for the same change of the same source."""
     digest = hashlib.sha256(f"{file} {change.start} {change.end} {change.after}".encode()).hexdigest()[:6]
     before, after = (" ".join(text.split()) for text in (change.before, change.after))
@@ -50,6 +53,7 @@ def asked(file: str, change: Change) -> Asked:
         start=change.start,
         end=change.end,
         after=change.after,
+        captured=captured,
     )
 
 
@@ -63,16 +67,16 @@ def _in_turn(lines: list[tuple[str, int]], chance: random.Random) -> list[tuple[
     return [one for turn in turns for one in turn if one is not None]
 
 
-def _by_place(file: str, source: str, lines: Lines) -> dict[int, dict[str, list[Asked]]]:
+def _by_place(file: str, source: str, lines: Lines, *, captured: bool) -> dict[int, dict[str, list[Asked]]]:
     """line -> operator -> faults."""
     found: dict[int, dict[str, list[Asked]]] = {}
     for change in changes(source, lines):
-        found.setdefault(change.line, {}).setdefault(change.operator, []).append(asked(file, change))
+        found.setdefault(change.line, {}).setdefault(change.operator, []).append(asked(file, change, captured=captured))
     return found
 
 
 def _tried(faults: list[Asked], source: str, chance: random.Random) -> Iterator[Asked]:
     """Those that compile to something else, in functions that can be given other code, in an order of chance."""
     for one in chance.sample(faults, len(faults)):
-        if placed(source, one.applied(source)):
+        if placed(source, applied(source, [one])):
             yield one

@@ -47,6 +47,7 @@ def reproducers(
         device=plan.device,
         logs=result.folder / "shrinking",
         lease=plan.lease,
+        copies=plan.copies,
         assumed=plan.assumed,
         own=plan.own,
         reference=plan.reference,

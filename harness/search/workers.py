@@ -12,28 +12,31 @@ from multiprocessing import get_context
 from multiprocessing.pool import Pool
 from pathlib import Path
 
+from harness.both_sides.leases import Request
 from harness.contract.scenario import Scenario
 from harness.driving.live import LiveEngines
 from harness.engines.envs import EngineEnv
-from harness.search.executed import One, Sound, follow
+from harness.search.executed import One, Sound, follow, watch
 from harness.search.fates import Asked, Fate
-from harness.search.mutate import Hunt, Task, rounds
+from harness.search.mutate import Hunt
+from harness.search.tasks import Place, Task, rounds, together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """What every worker has. package: the release's own sglang, read and never written; folder: of the campaign.
 
-    sounds: scenarios without a mutant.
+    sounds: scenarios without a mutant. lease: the share of a GPU that each engine takes.
     """
 
     env: EngineEnv
     package: Path
-    device: str
+    place: Place
     folder: Path
     seed: int
     examples: int
     sounds: tuple[Sound, ...] = ()
+    lease: Request | None = None
 
 
 _hunt: Hunt
@@ -45,7 +48,8 @@ def _start(setup: Setup) -> None:
     engines = LiveEngines(
         environment=lambda _version: setup.env,
         default=setup.env.version,
-        device=setup.device,
+        device=setup.place.device,
+        lease=setup.lease,
         logs=setup.folder / "logs" / str(os.getpid()),
         copies=True,
     )
@@ -62,8 +66,12 @@ def _follow(one: tuple[str, Scenario]) -> One:
     return follow(_hunt.engines, one[1], one[0])
 
 
-def _ask(task: Task) -> Fate:
-    return _hunt.ask(task)
+def _watch(one: One) -> One:
+    return watch(_hunt.engines, one)
+
+
+def _ask(tasks: Sequence[Task]) -> list[Fate]:
+    return _hunt.ask(tasks)
 
 
 def follow_all(setup: Setup, scenarios: Sequence[tuple[str, Scenario]], *, workers: int) -> Iterator[One]:
@@ -72,15 +80,21 @@ def follow_all(setup: Setup, scenarios: Sequence[tuple[str, Scenario]], *, worke
         yield from pool.imap_unordered(_follow, scenarios)
 
 
+def watch_all(setup: Setup, followed: Sequence[One], *, workers: int) -> Iterator[One]:
+    """The same, and whether SGLang's own canary can be on there."""
+    with _pool(setup, workers) as pool:
+        yield from pool.imap_unordered(_watch, followed)
+
+
 def ask_all(setup: Setup, mutants: Sequence[Asked], known: dict[str, Fate], *, workers: int) -> Iterator[Fate]:
     """Fates as they are known: of a survivor once more after each boot configuration. known: by mutant, kept here."""
-    every = rounds(mutants, setup.sounds, release=setup.env.version, examples=setup.examples, seed=setup.seed)
+    every = rounds(mutants, setup.sounds, place=setup.place, examples=setup.examples, seed=setup.seed)
     with _pool(setup, workers) as pool:
         for tasks in every:
             left = [task for one in tasks if (task := one.after(known.get(one.mutant.id))) is not None]
-            for fate in pool.imap_unordered(_ask, left):
-                known[fate.id] = fate
-                yield fate
+            for fates in pool.imap_unordered(_ask, together(left)):
+                known |= {fate.id: fate for fate in fates}
+                yield from fates
 
 
 def _pool(setup: Setup, workers: int) -> Pool:

@@ -39,6 +39,7 @@ Made by `eaglecheck export`.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib.abc
 import importlib.machinery
@@ -1249,8 +1250,9 @@ def patch(module: Any, what: str, argument: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        serve(Path(sys.argv[1]))
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("serve", nargs="?", type=Path, help=argparse.SUPPRESS)  # an engine's own process
+    if serving := words.parse_args().serve:
+        serve(serving)
     else:
         sys.exit(main())
-

@@ -18,6 +18,7 @@ import sys
 import threading
 import types
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def _in_child() -> None:
 
 
 def _hook_scheduler(hooks: ImportHooks, ops: Any, boot: dict[str, Any]) -> None:
-    if boot.get("mutable") or boot.get("executed") or "kv_canary" in boot["optional_arguments"]:
+    if boot.get("mutable") or boot.get("mutated") or boot.get("executed") or "kv_canary" in boot["optional_arguments"]:
         from eaglecheck_engine.engine_side.host import source_swap  # needs torch
 
         source_swap.install(boot, hooks)
@@ -70,7 +71,7 @@ def _hook_scheduler(hooks: ImportHooks, ops: Any, boot: dict[str, Any]) -> None:
     hooks.after("sglang.srt.managers.scheduler", hook)
 
 
-def _fork_children(hooks: ImportHooks, boot: dict[str, Any], ops: Any, own: Sequence[socket.socket]) -> None:
+def _fork_children(ready: Prepared, boot: dict[str, Any], own: Sequence[socket.socket]) -> None:
     """SGLang's processes are forked from this one, which has the patches already; own: what only the host may hold."""
     from eaglecheck_engine.engine_side.host import fork_server
 
@@ -78,9 +79,18 @@ def _fork_children(hooks: ImportHooks, boot: dict[str, Any], ops: Any, own: Sequ
         die_with_parent()
         for sock in own:
             sock.close()
-        _hook_scheduler(hooks, ops, boot)
+        if ready.cuda is not None:
+            ready.cuda.restore()
+        _hook_scheduler(ready.hooks, ready.ops, boot)
 
-    fork_server.fork_children(in_child)
+    def refused() -> str:
+        why = ready.why()
+        if why and (flag := f"SGLang's own processes were started anew: {why}") not in boot["flags"]:
+            boot["flags"].append(flag)  # for the trace's header
+            os.environ[ENV_BOOT] = json.dumps(boot)
+        return why
+
+    fork_server.fork_children(in_child, waits=boot["arguments"]["skip_tokenizer_init"], refused=refused)
 
 
 def _check_version(package: types.ModuleType, boot: dict[str, Any]) -> None:
@@ -103,16 +113,35 @@ def _watch(lifeline: socket.socket) -> None:
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def _imported(boot: dict[str, Any]) -> tuple[ImportHooks, Any]:
-    """The patches, and behind them everything that SGLang's engine imports before it knows its arguments."""
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Of a process that has imported everything: hooks, the CpuOps (None on a GPU), and what keeps CUDA out of it."""
+
+    hooks: ImportHooks
+    ops: Any
+    cuda: Any = None
+
+    def why(self) -> str:
+        """Why it cannot be forked; empty where it can."""
+        return "" if self.cuda is None else str(self.cuda.why())
+
+
+def _imported(boot: dict[str, Any]) -> Prepared:
+    """The patches, and behind them everything that SGLang's engine and schedulers import before they know more."""
     os.environ.update(boot["environment"])
     hooks, ops = install_patches(boot)
+    cuda = None
+    if boot["device"] == "cuda":
+        from eaglecheck_engine.engine_side.host.cuda_untouched import Untouched
+
+        cuda = Untouched()
+        cuda.install()
     import sglang
 
     _check_version(sglang, boot)
-    for name in ("server_args", "entrypoints.engine"):
+    for name in ("server_args", "entrypoints.engine", "models.registry"):
         importlib.import_module(f"sglang.srt.{name}")
-    return hooks, ops
+    return Prepared(hooks, ops, cuda)
 
 
 def main() -> None:
@@ -120,11 +149,11 @@ def main() -> None:
         return _run(sys.argv[1])
     from eaglecheck_engine.engine_side.host import fork_server
 
-    return _run(*fork_server.serve(socket.socket(fileno=int(sys.argv[2])), _imported))
+    return _run(*fork_server.serve(socket.socket(fileno=int(sys.argv[2])), _imported, Prepared.why))
 
 
-def _run(path: str, prepared: tuple[ImportHooks, Any] | None = None) -> None:
-    """prepared: hooks and CpuOps, where this was forked from a process that has imported everything."""
+def _run(path: str, prepared: Prepared | None = None) -> None:
+    """prepared: where this was forked from a process that has imported everything."""
     from eaglecheck_engine.both_sides.port_leases import take_ports
     from eaglecheck_engine.engine_side.host.request_service import serve
     from eaglecheck_engine.engine_side.host.resources import engine_arguments, gpu_used, take_lease
@@ -139,13 +168,13 @@ def _run(path: str, prepared: tuple[ImportHooks, Any] | None = None) -> None:
     os.environ[ENV_SOCKET] = path
     os.environ[ENV_BOOT] = json.dumps(boot)
     os.environ[ENV_PARENT] = str(os.getpid())
-    hooks, ops = prepared or install_patches(boot)
+    ready = prepared or Prepared(*install_patches(boot))
     try:
         import sglang
 
         _check_version(sglang, boot)
         if boot.get("forked"):
-            _fork_children(hooks, boot, ops, (sock, lifeline))
+            _fork_children(ready, boot, (sock, lifeline))
         ports = take_ports()  # as the leases
         os.environ.update(ports.environment)
         engine = sglang.Engine(**engine_arguments(boot, ports))

@@ -1,9 +1,8 @@
 """Forks SGLang's processes from one that has imported it, instead of new interpreters: a tenth of a boot's work.
 
-A boot on a CPU is mostly imports, three times over: host, scheduler, and a detokenizer that nothing is sent to while
-token ids go in and out (`skip_tokenizer_init`). `serve` forks hosts; `fork_children` lets a host fork what SGLang
-starts. For test sessions only, which boot engines by the dozen; commands start engines as SGLang does, and a test
-compares the two.
+A boot is mostly imports, three times over: host, scheduler, and a detokenizer that nothing is sent to while token ids
+go in and out (`skip_tokenizer_init`). `serve` forks hosts; `fork_children` lets a host fork what SGLang starts. A test
+compares this with SGLang's own way of starting.
 
 Engine side: standard library only. It must not know what is imported or what a process does, nor read a boot record.
 """
@@ -29,11 +28,14 @@ Prepared = TypeVar("Prepared")
 WITHOUT_WORK = "run_detokenizer_process"
 
 
-def serve(orders: socket.socket, prepare: Callable[[dict[str, Any]], Prepared]) -> tuple[str, Prepared]:
+def serve(
+    orders: socket.socket, prepare: Callable[[dict[str, Any]], Prepared], refused: Callable[[Prepared], str]
+) -> tuple[str, Prepared]:
     """Prepare once, by the first order's boot record, then fork for every order; returns in the forked only.
 
     Returns the path of the socket that it shall connect to, and what was prepared. Whoever holds the other end of
     `orders` collects each forked process when it likes, until when its exit status can be read; without them this ends.
+    refused: why this process cannot be forked after all, which they are told; empty where it can.
     """
     before = dict(os.environ)
     order, _ = wire.receive(orders)
@@ -41,7 +43,7 @@ def serve(orders: socket.socket, prepare: Callable[[dict[str, Any]], Prepared]) 
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()
     gc.freeze()  # what nobody looks at is never written to, so that the forked share it
-    wire.send(orders, {"op": "ready"})
+    wire.send(orders, {"op": "ready", "refused": refused(prepared)})
     while True:
         try:
             order, _ = wire.receive(orders)
@@ -85,16 +87,20 @@ def _become(order: Mapping[str, Any], imported: Mapping[str, str]) -> None:
     random.seed()
 
 
-def fork_children(first: Callable[[], None]) -> None:
+def fork_children(first: Callable[[], None], *, waits: bool, refused: Callable[[], str]) -> None:
     """From here on `multiprocessing.Process(…).start()` forks this process, threads left behind; `first` runs first.
 
-    A CUDA context does not survive a fork: not for GPUs. Not for ranks either: with 0.5.11 the first of two never got a
+    waits: nothing is sent to the process that turns tokens into text. refused: told of what keeps this process from
+    being forked, which then starts its own as SGLang does. Not for ranks: with 0.5.11 the first of two never got a
     request that SGLang's controller had sent.
     """
+    spawned = context.Process._Popen
 
-    def forked(process: BaseProcess) -> Any:
+    def started(process: BaseProcess) -> Any:
+        if refused():
+            return spawned(process)
         target = process._target  # type: ignore[attr-defined]
-        if target.__name__ == WITHOUT_WORK:
+        if waits and target.__name__ == WITHOUT_WORK:
             process._args, process._kwargs = (), {}  # type: ignore[attr-defined]
             target = _wait
 
@@ -105,7 +111,7 @@ def fork_children(first: Callable[[], None]) -> None:
         process._target = run  # type: ignore[attr-defined]
         return popen_fork.Popen(process)
 
-    context.Process._Popen = staticmethod(forked)  # type: ignore[assignment]
+    context.Process._Popen = staticmethod(started)  # type: ignore[assignment]
 
 
 def _wait() -> None:

@@ -39,6 +39,8 @@ class Gate:
     def __init__(self, sock: socket.socket, recorder: Recorder, scheduler: Any) -> None:
         #: makes the mutants of this process, asked only if a scenario arms one; None where there is no probe
         self.make_mutants: Callable[[], ArmedMutants] | None = None
+        #: waits for what goes on beside the scheduler loop, before each step
+        self.settle: Callable[[], None] = lambda: None
         self._mutants: ArmedMutants | None = None
         self.retraction = Retraction()
         self._sock, self._recorder, self.scheduler = sock, recorder, scheduler
@@ -68,6 +70,7 @@ class Gate:
         return event_loop
 
     def _next_step(self, poll: Callable[[], Any]) -> list[Any]:
+        self.settle()
         if self._step is not None:
             self._report_step()
         while True:
@@ -148,7 +151,7 @@ class Gate:
             if op == "mutant":
                 return {"op": "armed", **self._arm(command)}, {}
             if op == "swap":
-                return {"op": "swapped", "functions": source_swap.SWAP.to(command["module"], command["file"])}, {}
+                return {"op": "swapped", "functions": source_swap.SWAP.to(command["files"])}, {}
             if op == "retract":
                 self.retraction.ask(command["rids"])
                 return {"op": "asked"}, {}

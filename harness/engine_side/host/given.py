@@ -68,3 +68,21 @@ def _argument(server_args: Any, name: str) -> Any:
         return importlib.import_module("sglang.srt.runtime_context").get_context().config_leaf(name)
     except (ImportError, AttributeError, ValueError):
         return getattr(server_args, name, _NONE)
+
+
+def models(scheduler: Any) -> dict[str, str]:
+    """The classes of the models that run, as module:class, by target and draft; of a draft with several, the first."""
+    worker = getattr(scheduler, "draft_worker", None)
+    inner = getattr(worker, "draft_worker", None) or worker
+    several = getattr(inner, "draft_runners", None) or getattr(inner, "draft_runner_list", None) or ()
+    one = getattr(inner, "draft_runner", None) or getattr(inner, "draft_model_runner", None)
+    runners = {
+        "target": getattr(getattr(scheduler, "tp_worker", None), "model_runner", None),
+        "draft": next(iter(several), one),
+    }
+    found = {side: getattr(runner, "model", None) for side, runner in runners.items()}
+    return {
+        side: f"{type(model).__module__}:{type(model).__qualname__}"
+        for side, model in found.items()
+        if model is not None
+    }

@@ -41,6 +41,8 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
     patches = (*patches, *(release.plan_patches if "F-011" in boot["assumed"] else ()))
     if boot.get("lora"):
         patches = (*patches, *compat.LORA_ON_A_CPU)
+    if boot.get("host_cache"):
+        patches = (*patches, *compat.HICACHE_ON_A_CPU)
     if boot["overlap"]:
         patches = (*patches, *compat.OVERLAP_ON_A_CPU)
     ops.install(patches=patches, attention=boot["cpu_attention"])

@@ -19,13 +19,14 @@ from ...both_sides import compat, wire
 from ..hooks import HookRegistry
 from ..probes.distributed_probe import DpProbe, HandoffProbe, widths
 from ..probes.graph_probe import GraphProbe
+from ..probes.host_probe import HostProbe
 from ..probes.names import CHAIN_CHOOSER
 from ..probes.probe import Probe
 from ..probes.recorder import Recorder
 from ..probes.staging import StagingBuffer
 from . import draft_input_builder
 from .gate import Gate
-from .given import given
+from .given import given, models
 from .import_patches import release_of
 from .processes import ENV_SOCKET, connect
 from .scheduler_state import pool_level
@@ -121,6 +122,9 @@ def _install_in(
             DpProbe(probe).install()
         if side:
             HandoffProbe(probe, scheduler).install()
+        if controller := getattr(scheduler.tree_cache, "cache_controller", None):
+            HostProbe(recorder, controller, probe.attention.rows).install(probe.hooks, scheduler.tree_cache)
+            gate.settle = HostProbe.settle
         gate.make_mutants = lambda: _make_mutants(probe, scheduler, tp_rank=ranks[1])
     hello = {
         "op": "hello",
@@ -140,6 +144,7 @@ def _install_in(
         "revert": boot["revert"],
         "asked": {name: value for name, value in wanted.items() if name not in NAMED},
         "given": given(scheduler, set(wanted) - NAMED),
+        "models": models(scheduler),
         "flags": boot["flags"],
         "eos_token_ids": _eos(scheduler, boot.get("eos_token_ids")),
         **{name: boot[name] for name in ("slimmed", "changed_files", "server_args") if boot.get(name)},
@@ -158,7 +163,8 @@ def _eos(scheduler: Any, named: list[int] | None) -> list[int]:
     """The tokens that end a request: those the checkpoint names, else SGLang's; none of a pair of ours (None)."""
     if named is None:
         return []
-    return named or sorted(getattr(scheduler.model_config, "hf_eos_token_id", None) or ())
+    known = sorted(getattr(scheduler.model_config, "hf_eos_token_id", None) or ())
+    return named or [one for one in known if one < scheduler.model_config.vocab_size]
 
 
 def _versions(boot: dict[str, Any]) -> dict[str, Any]:

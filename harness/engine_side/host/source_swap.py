@@ -1,17 +1,20 @@
 """Functions of a mutated source file in place of those that a scheduler has, and which lines of SGLang it executes.
 
 Engine side: standard library and torch only. A function keeps its identity and gets other code, so whoever imported,
-decorated or stored it runs the mutated code too. It must not know what was changed, or why.
+decorated or stored it runs the mutated code too: from the next call on, or, where a boot record names the file, from
+the import of its module on, and so in CUDA graphs. It must not know what was changed, or why.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import gc
 import resource
 import sys
 import threading
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from typing import Any
 import torch
 
 from ...both_sides.codes import changed, compiled
-from ..hooks import ImportHooks
+from ..hooks import HookRegistry, ImportHooks
 from ..replacement_kernels import cpu_canary
 
 #: What a mutated scheduler may take beside what it has; a wrong size must not take the machine's memory.
@@ -36,41 +39,47 @@ def install(boot: dict[str, Any], hooks: ImportHooks) -> None:
     """What the boot record asks of this scheduler, before it makes anything."""
     if boot["device"] == "cpu" and "kv_canary" in boot["optional_arguments"]:
         cpu_canary.install(hooks)
-    if boot.get("mutable"):
+    for name, file in boot.get("mutated", {}).items():
+        hooks.after(name, functools.partial(_at_import, file=file))
+    if boot.get("mutable") and boot["device"] == "cpu":  # CUDA reserves more than any card has
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + MORE_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     if boot.get("executed"):
-        EXECUTED.parts = tuple(boot["executed"])
-        threading.settrace(EXECUTED.enter)
-        sys.settrace(EXECUTED.enter)
+        EXECUTED.install(tuple(boot["executed"]), graphs=boot["device"] == "cuda")
+
+
+def _at_import(module: types.ModuleType, *, file: str) -> None:
+    SWAP.put(module.__name__, file)
 
 
 @dataclass(slots=True)
 class Swap:
-    """The one file whose functions have other code, and the way back."""
+    """The files whose functions have other code, and the way back."""
 
-    file: str = ""
-    back: Codes = field(default_factory=dict)
+    back: dict[str, Codes] = field(default_factory=dict)
 
-    def to(self, module: str, path: str) -> int:
-        """The module's functions as in the file at `path`, the last one's as they were; empty: only that.
+    def to(self, files: dict[str, str]) -> int:
+        """Modules as in these files, and every other one as it was; of the module with fewest, how many functions got
+        other code.
 
-        Returns how many functions got other code. LookupError for a module that is not imported, ValueError where a
-        function would have to close over other variables.
+        LookupError for a module that is not imported, ValueError where a function would have to close over other
+        variables.
         """
-        if self.back:
-            replaced(self.file, self.back)
-            self.file, self.back = "", {}
-        if not path:
-            return 0
+        for file, back in self.back.items():
+            replaced(file, back)
+        self.back = {}
+        return min((self.put(module, file) for module, file in files.items()), default=0)
+
+    def put(self, module: str, file: str) -> int:
+        """The module's functions as in the file, beside those that are already changed."""
         if module not in sys.modules:
             raise LookupError(f"{module} is not imported here")
-        self.file = str(sys.modules[module].__file__)
-        source, mutated = Path(self.file).read_text(), Path(path).read_text()
-        codes = dict(changed(compiled(source, self.file), compiled(mutated, self.file)))
-        self.back = {new: old for old, new in codes.items()}
-        return replaced(self.file, codes)
+        own = str(sys.modules[module].__file__)
+        source, mutated = Path(own).read_text(), Path(file).read_text()
+        codes = dict(changed(compiled(source, own), compiled(mutated, own)))
+        self.back[own] = {new: old for old, new in codes.items()}
+        return replaced(own, codes)
 
 
 def replaced(file: str, codes: Codes) -> int:
@@ -85,32 +94,65 @@ def replaced(file: str, codes: Codes) -> int:
 
 def taken() -> dict[str, Any]:
     """What is said at a scenario's begin and end, where lines are followed."""
-    return {"source": {"executed": EXECUTED.take()}} if EXECUTED.parts else {}
+    return {"source": EXECUTED.take()} if EXECUTED.parts else {}
+
+
+Found = dict[str, dict[int, dict[str, list[Any]]]]
 
 
 @dataclass(slots=True)
 class Executed:
     """Lines of files below `parts` (of the sglang package) that ran, and what tensors their expressions held.
 
-    found: file -> line -> expression -> [dtype, *shape], of the largest seen; an executed line has an entry.
+    found: file -> line -> expression -> [dtype, *shape], of the largest seen; an executed line has an entry. Followed
+    are functions that are called in a scenario, so not loops that never return; captured: the same of those that are
+    called while a CUDA graph is captured, and not of the rest of a boot.
     """
 
     parts: tuple[str, ...] = ()
-    found: dict[str, dict[int, dict[str, list[Any]]]] = field(default_factory=dict)
+    found: Found = field(default_factory=dict)
+    captured: Found = field(default_factory=dict)
+    _serving: bool = False
+    _capturing: bool = False
     _names: dict[str, str] = field(default_factory=dict)
     _looked: dict[tuple[str, int], int] = field(default_factory=dict)
     _calls: dict[int, int] = field(default_factory=dict)
     _expressions: dict[str, dict[int, list[list[str]]]] = field(default_factory=dict)
 
-    def take(self) -> dict[str, dict[int, dict[str, list[Any]]]]:
-        """What was found since the last call."""
+    def install(self, parts: tuple[str, ...], *, graphs: bool) -> None:
+        """Before SGLang makes anything. graphs: follow captures too."""
+        self.parts = parts
+        threading.settrace(self.enter)  # threads that the boot starts
+        if graphs:
+            cuda, hooks = sys.modules["torch.cuda"], HookRegistry()
+            hooks.wrap(cuda, "CUDAGraph.capture_begin", lambda begin: self._around(begin, capturing=True))
+            hooks.wrap(cuda, "CUDAGraph.capture_end", lambda end: self._around(end, capturing=False))
+
+    def _around(self, original: Callable[..., Any], *, capturing: bool) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._capturing = capturing
+            self._forget()
+            sys.settrace(self.enter if capturing or self._serving else None)
+            return original(*args, **kwargs)
+
+        return call
+
+    def take(self) -> dict[str, Found]:
+        """What was found since the last call, and all that was captured; from now on scenarios are followed."""
         found, self.found = self.found, {}
+        self._forget()
+        self._serving = True
+        sys.settrace(self.enter)
+        return {"executed": found, "captured": self.captured}
+
+    def _forget(self) -> None:
         self._looked.clear()
         self._calls.clear()
-        return found
 
     def enter(self, frame: types.FrameType, _event: str, _arg: object) -> Any:
         """For sys.settrace: follow code of the files asked for only."""
+        if not (self._serving or self._capturing):
+            return None
         file = frame.f_code.co_filename
         name = self._names.get(file)
         if name is None:
@@ -129,7 +171,8 @@ class Executed:
         if event == "line":
             file, number = frame.f_code.co_filename, frame.f_lineno
             name = self._names[file]
-            tensors = self.found.setdefault(name, {}).setdefault(number, {})
+            found = self.captured if self._capturing else self.found
+            tensors = found.setdefault(name, {}).setdefault(number, {})
             looked = self._looked[name, number] = self._looked.get((name, number), 0) + 1
             for path in self._of(name, file).get(number, ()) if looked <= LOOKS else ():
                 _note(tensors, path, frame.f_locals)

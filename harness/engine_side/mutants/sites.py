@@ -24,6 +24,7 @@ from .armed import ArmedMutants, one_each
 from .registry import COUNTS, Share, Values, around, inputs_of, replaced
 from .sites_answers import AnswerSites
 from .sites_handoff import HandoffSites
+from .sites_host import HostSites
 from .sites_recurrent import BACKEND as RECURRENT
 from .sites_recurrent import RecurrentSites
 from .sites_windows import WindowSites
@@ -53,6 +54,8 @@ def make_mutants(probe: Probe, scheduler: Any, *, tp_rank: int) -> ArmedMutants:
     if RECURRENT in sys.modules and getattr(scheduler.req_to_token_pool, "mamba_pool", None) is not None:
         last = int(scheduler.server_args.speculative_num_draft_tokens) - 1
         mutants.missing += RecurrentSites(mutants, last=last).install()
+    if controller := getattr(scheduler.tree_cache, "cache_controller", None):
+        mutants.missing += HostSites(mutants, controller).install()
     if getattr(scheduler, "disagg_metadata_buffers", None) is not None:
         mutants.missing += HandoffSites(mutants).install()
     return mutants
@@ -99,6 +102,8 @@ class Sites:
             (pools, f"{pool.__name__}.alloc", self._alloc),
             (pools, f"{pool.__name__}.free", self._free),
         ]
+        if "free_segment" in vars(pool):  # a paged pool from 0.5.17 on gives rows back without `free`
+            inside.append((pools, f"{pool.__name__}.free_segment", self._free))
         scheduling = sys.modules["sglang.srt.managers.scheduler"]
         inside.append((scheduling, "Scheduler._abort_on_queued_limit", self._queue))
         if hasattr(batch.ScheduleBatch, KEPT_FIRST):  # 0.5.17 and later

@@ -37,7 +37,7 @@ class AttentionProbe:
     def __init__(self, recorder: Recorder, hooks: HookRegistry, *, rows: bool) -> None:
         """rows: whether to see too if cached rows change; only where nobody writes them but forwards on the host."""
         self._recorder, self._hooks = recorder, hooks
-        self._rows = CachedRows() if rows else None
+        self.rows = CachedRows() if rows else None
         self._scenario = -1
         self._wanted = False
         self._read: Copy | None = None
@@ -92,8 +92,8 @@ class AttentionProbe:
 
     def _take(self, arguments: Mapping[str, Any], batch: Any) -> None:
         tensors = _plan(arguments)
-        if self._rows is not None:
-            tensors["read_changed"] = self._changed(self._rows, arguments, batch, tensors["read_slots"])
+        if self.rows is not None:
+            tensors["read_changed"] = self._changed(self.rows, arguments, batch, tensors["read_slots"])
         if any(
             one is not None and one.device.type != "cpu" and one.numel() > MOST_ON_A_CARD for one in tensors.values()
         ):

@@ -18,10 +18,12 @@ class CachedRows:
 
     def __init__(self) -> None:
         self._bits: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        #: the same of what was copied to the host
+        self._host: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def forget(self) -> None:
         """Nothing is known any more: another scenario begins."""
-        self._bits = {}
+        self._bits, self._host = {}, {}
 
     def changed(
         self, buffers: tuple[torch.Tensor, torch.Tensor], written: torch.Tensor, read: torch.Tensor
@@ -40,6 +42,24 @@ class CachedRows:
     def lost(self, buffers: tuple[torch.Tensor, torch.Tensor], slots: torch.Tensor) -> None:
         """Somebody else may write here before they are read."""
         self._of(buffers)[1][slots] = False
+
+    def stored(self, host: torch.Tensor, device: torch.Tensor) -> None:
+        """Rows of every layer that is known are copied to the host, int64 [w] each."""
+        for place, (bits, known) in self._bits.items():
+            own = self._host.get(place)
+            if own is None or int(host.max()) >= len(own[0]):
+                size = int(host.max()) + 1
+                more = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.bool)
+                if own is not None:
+                    more[0][: len(own[0])], more[1][: len(own[1])] = own
+                own = self._host[place] = more
+            own[0][host], own[1][host] = bits[device], known[device]
+
+    def loaded(self, host: torch.Tensor, device: torch.Tensor) -> None:
+        """The opposite: on the device is what the host had been given."""
+        for place, (bits, known) in self._host.items():
+            own = self._bits[place]
+            own[0][device], own[1][device] = bits[host], known[host]
 
     def _of(self, buffers: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         place, size = buffers[0].data_ptr(), len(_rows(buffers[0]))

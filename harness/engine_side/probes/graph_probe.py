@@ -5,6 +5,9 @@ A replay runs no Python, so what a wrapper records while a graph is captured is 
 capture ends they are packed into one buffer, which the graph fills again whenever it is replayed. No class of SGLang's
 graph runners is touched: releases differ in those, and all of them go through torch's own.
 
+Graphs of prompts hold a part of a model, whose forward runs around them as ever: what they do shows in its outputs,
+and what they read are the inputs that it is given then.
+
 Engine side: standard library and torch only. Nothing here may synchronise during a capture, and a warm-up
 (the same Python run outside a capture) must leave no trace.
 """
@@ -23,7 +26,7 @@ import torch
 
 from ..hooks import HookRegistry
 from .captured_graph import Arena, CapturedGraph
-from .snapshot import copied, inputs_of, outputs_of
+from .snapshot import Tensors, copied, inputs_of, outputs_of
 
 Original = Callable[..., Any]
 
@@ -48,8 +51,13 @@ class GraphProbe:
         self.wanted: Callable[[], bool] = lambda: False
         #: called when a graph is about to write to its buffer again
         self.before_replay: Callable[[CapturedGraph], None] = lambda _captured: None
-        #: called when a model is about to run outside any capture
-        self.on_eager: Callable[[], None] = lambda: None
+        #: called when a model is about to run outside any capture, with the inputs that it is given: where a part of
+        #: it is replayed, those are what the graph reads
+        self.on_eager: Callable[[Tensors], None] = lambda _inputs: None
+        #: whether a part of the last model that ran outside any capture was replayed
+        self.partly = False
+        #: graphs without calls of their own that were replayed so far
+        self._parts = 0
         self._open: CapturedGraph | None = None
         self._arena: Arena | None = None
         self._captured: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
@@ -110,6 +118,7 @@ class GraphProbe:
             if captured is not None and captured.kept is not None:
                 self.before_replay(captured)
             result = original(graph, *args, **kwargs)
+            self._parts += captured is None
             if captured is not None and self.on_replay is not None and self.wanted():
                 self.on_replay(captured)
             return result
@@ -136,12 +145,15 @@ class GraphProbe:
         @functools.wraps(original)
         def forward(input_ids: Any, positions: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
             captured = self._open
+            is_draft = bool(runner.is_draft_worker)
             if captured is None:
-                self.on_eager()
+                self.on_eager(inputs_of(input_ids, positions, forward_batch, is_draft=is_draft))
                 if self.mutants is not None:
                     self.mutants.warm(forward_batch)
-                return original(input_ids, positions, forward_batch, *args, **kwargs)
-            is_draft = bool(runner.is_draft_worker)
+                parts = self._parts
+                output = original(input_ids, positions, forward_batch, *args, **kwargs)
+                self.partly = self._parts > parts
+                return output
             with self._mutated(captured, input_ids, positions, forward_batch, is_draft=is_draft) as (ids, places):
                 before = copied(inputs_of(ids, places, forward_batch, is_draft=is_draft))
                 output = original(ids, places, forward_batch, *args, **kwargs)

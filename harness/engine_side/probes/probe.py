@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from ...both_sides.compat import Release
 from ..hooks import HookRegistry
@@ -46,7 +47,7 @@ class Probe:
         self.hooks = HookRegistry() if graphs is None else graphs.hooks
         self._verify = VerifyProbe(recorder, release, self.hooks)
         rows = recorder.staging is None and graphs is None and not receives
-        self._attention = AttentionProbe(recorder, self.hooks, rows=rows)
+        self.attention = AttentionProbe(recorder, self.hooks, rows=rows)
         self._replays = 0
         #: whether a draft extend leaves requests out and packs the rows of the others
         self._packs = release.generation == "v1"
@@ -55,6 +56,8 @@ class Probe:
         #: what goes into the forward in progress, until it was copied, and the copy
         self._inputs: Tensors | None = None
         self._before: Copy | None = None
+        #: tokens that the model in progress was given, padding included
+        self._given = 0
         #: the worker's table of target ids, as it was found and as int64 [V']
         self._hot_ids: tuple[Any, np.ndarray] | None = None
         #: whether the drafting call in progress speaks of ids of the draft's own vocabulary
@@ -81,11 +84,11 @@ class Probe:
             wrap(module, CHAIN_CHOOSER, self._choose_chain)
         self._verify.install()
         wrap(runner, "ModelRunner.forward", self._forward)
-        self._attention.install()
+        self.attention.install()
         if self.graphs is not None:
             self.graphs.wanted = lambda: self.recorder.round is not None
             self.graphs.on_replay = self._replayed
-            self.graphs.on_eager = self._take_inputs
+            self.graphs.on_eager = self._take_given
             self.graphs.before_replay = self.recorder.before_replay
 
     def install_rounds(self) -> None:
@@ -235,11 +238,12 @@ class Probe:
                 self._goes_in(
                     inputs_of(forward_batch.input_ids, forward_batch.positions, forward_batch, is_draft=is_draft)
                 )
-                self._attention.begins()
+                self.attention.begins()
             output = original(runner, forward_batch, *args, **kwargs)
-            read, how = self._attention.ends()
+            read, how = self.attention.ends()
             if self._replays == replays:  # else a graph ran, and what happened inside it is recorded
-                self._entered(phase)
+                partly = self.graphs is not None and self.graphs.partly
+                self._entered(phase, graph=self._given if partly else 0)
                 if live:
                     facts = {"phase": phase, "step": step, "mapped": self._mapped and is_draft, **how}
                     recorder.note("forward", self._went_in(), self._comes_out(output.logits_output), read, **facts)
@@ -269,6 +273,14 @@ class Probe:
         self._inputs, self._before = inputs, None
         if self.graphs is None:
             self._take_inputs()
+
+    def _take_given(self, given: Tensors) -> None:
+        """The inputs as the model itself is given them, without the padding behind them."""
+        tokens = given["input_ids"]
+        self._given = 0 if tokens is None else int(tokens.shape[0])
+        if self._inputs is not None:
+            self._inputs = {name: _leading(given[name], asked) for name, asked in self._inputs.items()}
+        self._take_inputs()
 
     def _take_inputs(self) -> None:
         if self._inputs is not None:
@@ -322,6 +334,13 @@ class Probe:
 
     def _rids(self) -> list[str]:
         return [] if self.recorder.round is None else self.recorder.round.rids
+
+
+def _leading(given: torch.Tensor | None, asked: torch.Tensor | None) -> torch.Tensor | None:
+    """As many rows of what a model is given as it was asked for; what was asked for, where it is given fewer."""
+    if given is None or asked is None or given.shape[0] < asked.shape[0]:
+        return asked
+    return given[: asked.shape[0]]
 
 
 #: Vocabularies up to this travel as they are from a GPU: a row of float16 is at most as long as its hidden states.

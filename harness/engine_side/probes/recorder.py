@@ -59,6 +59,8 @@ class Recorder:
         self.last: dict[str, Any] = {}
         #: messages without tensors of a round that failed
         self.last_said: list[dict[str, Any]] = []
+        #: messages of what happened since the last round
+        self._between: list[dict[str, Any]] = []
         #: target id of each draft id, int64 [V'], where they differ; reported once a scenario
         self._target_ids: np.ndarray | None = None
         self.scenarios = 0  # begun so far
@@ -83,7 +85,7 @@ class Recorder:
         self._target_ids = None
         self.round = None
         self.last = {}
-        self.last_said = []
+        self.last_said, self._between = [], []
 
     def take(self, *, all_of_them: bool = False, before: int | None = None) -> list[tuple[Any, Arrays]]:
         """Finished rounds (`wire.named` names their parts), oldest first: those that have arrived.
@@ -132,6 +134,9 @@ class Recorder:
             staging=self.staging,
         )
         self._rounds += 1
+        for message in self._between:
+            self.put({**message, "round": current.index})
+        self._between = []
         return current
 
     def _attempts(self, mode: str, rids: list[str], starts: list[int] | Copy, decoding: Sequence[str]) -> list[int]:
@@ -234,6 +239,10 @@ class Recorder:
     def put(self, message: dict[str, Any]) -> None:
         """A message of its own, in its place among what happened in the current round."""
         self._current().events.append({"what": "message", "message": message})
+
+    def put_before(self, message: dict[str, Any]) -> None:
+        """A message of what happened between two rounds: it is told in the next one, with its number."""
+        self._between.append(message)
 
     def map_ids(self, target_ids: np.ndarray) -> None:
         """From here on draft ids stand for these target ids."""

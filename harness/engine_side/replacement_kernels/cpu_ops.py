@@ -22,6 +22,7 @@ import torch
 from ..hooks import ImportHooks
 from .cpu_attention import decode_attention, extend_attention
 from .cpu_delta import chunk_delta_rule
+from .cpu_hicache import load_layer_of_pages, store_layers_in_pages, transfer_rows
 from .cpu_sampling import renorm_top_k, renorm_top_p, verify_sampled
 from .cpu_tree import build_tree, verify_greedy
 
@@ -34,7 +35,7 @@ class Replacement:
     """One operation that is not the release's own on this device.
 
     subject: what a check would have to be about to be affected ('tree', 'verify', 'sampled', 'attention', 'cache_locs',
-    'none').
+    'host copies', 'none').
     by: 'stand-in' (a replacement kernel of ours), 'stand-in when sampling' (the same, and greedy batches never ask),
     'flag' (SGLang's own Triton kernel, reached by a module flag, interpreted),
     'no-op', 'remap' (same operation, on the device it runs on), 'import stub'.
@@ -66,12 +67,19 @@ KERNELS: dict[str, tuple[tuple[str, Callable[..., Any], str, str], ...]] = {
         ("top_k_renorm_prob", renorm_top_k, "stand-in when sampling", "sampled"),
         ("top_p_renorm_prob", renorm_top_p, "stand-in when sampling", "sampled"),
     ),
+    "host_copies": (
+        ("transfer_kv_direct", transfer_rows, "stand-in", "host copies"),
+        ("transfer_kv_per_layer_direct_pf_lf", load_layer_of_pages, "stand-in", "host copies"),
+        ("transfer_kv_all_layer_direct_lf_pf", store_layers_in_pages, "stand-in", "host copies"),
+    ),
 }
 
 #: Patches of every release, whatever its table says.
 EVERYWHERE = (
     ("sglang.srt.batch_invariant_ops", "batch_invariant", "enable_batch_invariant_mode"),
     ("sglang.srt.constrained.xgrammar_backend", "token_mask", "XGrammarGrammar"),
+    ("sglang.srt.models.deepseek_v2", "plain_rope", "get_rope_wrapper"),
+    ("sglang.srt.models.ernie4", "flat_bias", "TopK"),
 )
 
 
@@ -308,6 +316,30 @@ class CpuOps:
         note = self._note  # every model is imported, and hardly ever this one built
         getattr(module, argument).__init__ = __init__
 
+    def _patch_plain_rope(self, module: types.ModuleType, argument: str) -> None:
+        original, what = getattr(module, argument), f"{module.__name__}.{argument} (no rope_scaling)"
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("rope_scaling") is not None:
+                return original(*args, **kwargs)
+            note(what, "remap", "none", "SGLang's own rotation, as on a GPU; on a CPU it has YaRN's alone")
+            return original(*args, **{**kwargs, "device": None})
+
+        note = self._note
+        setattr(module, argument, wrapper)
+
+    def _patch_flat_bias(self, module: types.ModuleType, argument: str) -> None:
+        original, what = getattr(module, argument), f"{module.__name__}.{argument} (correction_bias)"
+
+        def flat(*args: Any, correction_bias: torch.Tensor | None = None, **kwargs: Any) -> Any:
+            if correction_bias is not None and correction_bias.dim() == 2:
+                note(what, "remap", "none", "of one dimension, as SGLang makes it for its CPU engine")
+                correction_bias = correction_bias.squeeze(0)
+            return original(*args, correction_bias=correction_bias, **kwargs)
+
+        note = self._note
+        setattr(module, argument, flat)
+
     def _patch_record_stream(self, module: types.ModuleType, argument: str) -> None:
         torch.Tensor.record_stream = lambda *_a, **_k: None  # type: ignore[method-assign]
         self._note("torch.Tensor.record_stream", "no-op", "none", "CPU streams are not concurrent")
@@ -317,6 +349,14 @@ class CpuOps:
         if hasattr(module, argument):
             setattr(module, argument, lambda *_a, **_k: None)
             self._note(f"{module.__name__}.{argument}", "no-op", "none", "the scheduling that a GPU has, as asked for")
+
+    def _patch_unregistered_host(self, module: types.ModuleType, argument: str) -> None:
+        setattr(module, argument, lambda *_a, **_k: None)
+        self._note(f"{module.__name__}.{argument}", "no-op", "none", "there is no GPU to register host memory with")
+
+    def _patch_unreserved_host(self, module: types.ModuleType, argument: str) -> None:
+        setattr(module, argument, 0)
+        self._note(f"{module.__name__}.{argument}", "no-op", "none", "10 GB kept free for a pool of some kB")
 
     def _patch_device_name(self, module: types.ModuleType, argument: str) -> None:
         module.torch = _Torch(**{argument: _on_cpu(getattr(torch, argument))})  # type: ignore[attr-defined]

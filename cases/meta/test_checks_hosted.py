@@ -1,0 +1,208 @@
+"""A hierarchical cache: what the probe says of its copies, what checks make of that, and the points it proves."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from cases.meta import handmade
+from cases.meta.test_coverage_points import decode, prefill, record, trace
+from harness.checks.evidence import gather
+from harness.checks.registry import CHECKS, run_check
+from harness.contract.trace import Event, RowBuilder
+from harness.coverage import POINTS, Where, names
+from harness.engine_side.hooks import HookRegistry
+from harness.engine_side.probes.cached_rows import CachedRows
+from harness.engine_side.probes.host_probe import HostProbe
+from harness.engine_side.probes.recorder import Recorder
+from harness.engine_side.replacement_kernels import cpu_hicache
+
+
+def copied(round_, what, host, device, rid=""):
+    return Event(
+        name="host",
+        scheduler_step=round_,
+        data={"round": round_, "what": what, "rid": rid, "host": host, "device": device},
+    )
+
+
+# Points
+
+GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5)
+HIT = (prefill(0, ("r1", 4, 1, False)), prefill(1, ("r1", 5, 1, True)))
+LOADED = copied(0, "loaded", [0, 1], [7, 8], "r1")
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds", "shows", "lacks"),
+    [
+        ("host_written_back", HIT, copied(0, "stored", [0, 1], [7, 8]), LOADED),
+        ("host_hit", HIT, LOADED, copied(0, "loaded", [0, 1], [7, 8], "r0")),
+        ("host_hit_in_chunks", HIT, LOADED, copied(0, "stored", [0, 1], [7, 8])),
+        ("host_hit_in_part", HIT, LOADED, copied(0, "loaded", [0, 1, 2, 3], [6, 7, 8, 9], "r1")),
+        (
+            "host_hit_retracted",
+            (prefill(0, ("r1", 0, 6, True)), decode(1, ("r1", 6, 1)), record(2, "PREFILL", [("r1", 1, 4, 3, True)])),
+            copied(2, "loaded", [0, 1], [7, 8], "r1"),
+            copied(0, "loaded", [0, 1], [7, 8], "r1"),
+        ),
+    ],
+)
+def test_points_of_the_host_are_counted_where_they_happen(name, rounds, shows, lacks):
+    counts = [POINTS[name].count(GIVEN, trace(*rounds, events=(event,))) for event in (shows, lacks)]
+    assert counts == [1, 0]
+
+
+def test_every_point_of_the_host_is_shown_here():
+    cases = test_points_of_the_host_are_counted_where_they_happen.pytestmark[0].args[1]
+    assert {case[0] for case in cases} == set(names(Where.HOST))
+
+
+# Rows
+
+
+def buffers(slots=6):
+    return torch.arange(slots * 4, dtype=torch.float32).reshape(slots, 2, 2), torch.zeros(slots, 2, 2)
+
+
+def changed(rows, pool, written, read):
+    return rows.changed(pool, torch.tensor(written), torch.tensor(read)).tolist()
+
+
+@pytest.mark.parametrize(("loads", "found"), [(1, False), (2, True), (None, True)])
+def test_a_row_from_the_host_must_be_the_one_that_was_stored(loads, found):
+    """Slot 1 goes to host slot 40 and comes back in slot 4; loads: what really arrives there, None for nothing."""
+    pool, rows = buffers(), CachedRows()
+    changed(rows, pool, [1, 2, 4], [1])
+    rows.stored(torch.tensor([40]), torch.tensor([1]))
+    if loads is not None:
+        pool[0][4] = pool[0][loads].clone()
+    rows.loaded(torch.tensor([40]), torch.tensor([4]))
+    assert changed(rows, pool, [5], [4]) == [found]
+
+
+def test_of_what_was_never_stored_nothing_is_known_after_it_was_loaded():
+    pool, rows = buffers(), CachedRows()
+    changed(rows, pool, [1], [1])
+    rows.stored(torch.tensor([3]), torch.tensor([2]))
+    rows.loaded(torch.tensor([3]), torch.tensor([1]))
+    pool[0][1] += 1
+    assert changed(rows, pool, [5], [1]) == [False]
+
+
+# The check
+
+ALIKE = handmade.scenario(prompts=(4, 4), chunk=8, max_new_tokens=3)
+ALIKE = ALIKE.model_copy(
+    update={
+        "requests": tuple(
+            one.model_copy(update={"input_ids": (7, 8, 9, 3 + i)}) for i, one in enumerate(ALIKE.requests)
+        )
+    }
+)
+
+
+def hit(*, stored=(0, 1, 2), loaded=(10, 11, 12), layers=2):
+    """r0's prompt in slots 0 to 3, of which three go to the host, then r1 behind them, in slots 20 to 22."""
+    rows = RowBuilder()
+    for slot in range(4):
+        rows.add(rid="r0", phase="PREFILL", slot=slot, committed=0, round=0, cache_slot=slot)
+        for layer in range(layers):
+            rows.add(rid="r0", phase="DRAFT_PREFILL", slot=slot, committed=0, round=0, step=layer, cache_slot=slot)
+    rows.add(rid="r1", phase="DRAFT_PREFILL", slot=0, committed=3, round=1, step=layers - 1, cache_slot=23)
+    rows.add(rid="r1", phase="PREFILL", slot=0, committed=3, round=1, cache_slot=23)
+    events = (
+        copied(1, "stored", [10, 11, 12], list(stored)),
+        copied(1, "loaded", list(loaded), [20, 21, 22], "r1"),
+    )
+    made = trace(prefill(0, ("r0", 0, 4, True)), prefill(1, ("r1", 3, 1, True)), events=events)
+    return run_check(CHECKS["host"], gather(ALIKE, replace(made, rows=rows.build()), None))
+
+
+def test_rows_of_the_same_tokens_from_the_host_are_the_prefix_of_whoever_needs_them():
+    result = hit()
+    assert (result.divergences, result.compared) == ([], {"host_rows": 9})
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected", "observed"),
+    [
+        ({"stored": (0, 1, 3)}, "position 2 in the {} pool, loaded to slot 22", "position 3 of request r0, and 0 more"),
+        ({"stored": (1, 2, 3)}, "position 0 in the {} pool, loaded to slot 20", "position 1, and 2 more"),
+        ({"loaded": (10, 11, 40)}, "position 2 in the {} pool, loaded to slot 22", "nobody wrote it, and 0 more"),
+    ],
+)
+def test_other_rows_from_the_host_are_named_pool_by_pool(facts, expected, observed):
+    found = hit(**facts).divergences
+    assert [one.expected for one in found] == [expected.format(pool) for pool in ("target", "draft 0", "draft 1")]
+    assert {one.observed for one in found} == {f"{observed} that are not its own"}
+    assert {(one.kind, one.key.rid, one.key.phase) for one in found} == {("CACHE_SLOT", "r1", "PREFILL")}
+
+
+# The probe
+
+
+class Controller:
+    """As SGLang's: queues that are emptied where copying begins."""
+
+    def __init__(self):
+        self.write_queue, self.load_queue = [], []
+
+    def start_writing(self):
+        self.write_queue.clear()
+
+    def start_loading(self):
+        self.load_queue.clear()
+
+
+class Tree:
+    def __init__(self, controller):
+        self.controller = controller
+
+    def init_load_back(self, params):
+        self.controller.load_queue.append(operation([7], [2]))
+
+
+def operation(host, device):
+    return SimpleNamespace(host_indices=torch.tensor(host), device_indices=torch.tensor(device))
+
+
+def test_the_probe_tells_in_the_next_round_what_was_copied_and_for_whom():
+    recorder, controller, hooks = Recorder(), Controller(), HookRegistry()
+    tree = Tree(controller)
+    HostProbe(recorder, controller, None).install(hooks, tree)
+    recorder.begin()
+    recorder.active = True
+    controller.write_queue.append(operation([0, 1], [4, 5]))
+    controller.start_writing()
+    tree.init_load_back(SimpleNamespace(req=SimpleNamespace(rid="b@3")))
+    controller.start_loading()
+    current = recorder.open_round(mode="PREFILL", rids=["b"], starts=[1], lens=[2])
+    assert [one["message"] for one in current.events] == [
+        {"ev": "host", "what": "stored", "rid": "", "host": [0, 1], "device": [4, 5], "round": 0},
+        {"ev": "host", "what": "loaded", "rid": "b", "host": [7], "device": [2], "round": 0},
+    ]
+    assert not hooks.missing
+    recorder.close_round()
+    assert recorder.open_round(mode="PREFILL", rids=["b"], starts=[3], lens=[1]).events == []
+
+
+# Replacement kernels
+
+
+def test_rows_go_to_host_pages_and_back_layer_by_layer():
+    pages, layers, size = 3, 2, 4
+    device = [torch.randn(12, 1, 2) for _ in range(2 * layers)]  # keys of both layers, then values
+    host = [torch.zeros(pages, layers, size, 1, 2) for _ in range(2)]
+    there, here = torch.arange(4, 12), torch.arange(8)
+    cpu_hicache.store_layers_in_pages(device, host, here, there, size)
+    for layer in range(layers):
+        back = [torch.zeros(12, 1, 2) for _ in range(2)]
+        cpu_hicache.load_layer_of_pages(host, back, there, here, layer, size)
+        assert torch.equal(back[0][:8], device[layer][:8])
+        assert torch.equal(back[1][:8], device[layers + layer][:8])
+    back = [torch.zeros(12, 1, 2)]
+    cpu_hicache.transfer_rows([device[0]], back, torch.tensor([3, 1]), torch.tensor([0, 9]), 1)
+    assert torch.equal(back[0][[0, 9]], device[0][[3, 1]])
+    assert not back[0][1:9].any()

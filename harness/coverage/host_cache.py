@@ -1,0 +1,48 @@
+"""Coverage points of a hierarchical cache, whose rows leave the device and come back. See `harness/coverage`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.contract.batches import Part
+from harness.contract.scenario import Scenario
+from harness.contract.trace import Trace
+from harness.coverage.points import Place, Where, chunks_of, coverage_point
+
+
+def _loads(trace: Trace) -> Iterator[tuple[list[Part], int]]:
+    """(chunks of a prompt, rows that were loaded from the host for it) of each request that had some loaded."""
+    loaded = {
+        (event.dp_rank, event.data["rid"], event.data["round"]): len(event.data["device"])
+        for event in trace.events
+        if event.name == "host" and event.data["what"] == "loaded"
+    }
+    for chunks in chunks_of(trace):
+        first = chunks[0]
+        if rows := loaded.get((first.record.dp_rank, first.rid, first.record.index), 0):
+            yield chunks, rows
+
+
+@coverage_point("rows of the KV cache were copied to the host", where=Where.HOST)
+def host_written_back(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (None for event in trace.events if event.name == "host" and event.data["what"] == "stored")
+
+
+@coverage_point("a request that started from rows that were loaded from the host", where=Where.HOST)
+def host_hit(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (chunks[0] for chunks, _ in _loads(trace))
+
+
+@coverage_point("the same, and its prompt was read in several chunks behind them", where=Where.HOST)
+def host_hit_in_chunks(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (chunks[0] for chunks, _ in _loads(trace) if len(chunks) > 1)
+
+
+@coverage_point("a prefix of which a part was still on the device and the rest came from the host", where=Where.HOST)
+def host_hit_in_part(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (chunks[0] for chunks, rows in _loads(trace) if rows < chunks[0].start)
+
+
+@coverage_point("a request that was taken back, and whose own rows came from the host", where=Where.HOST)
+def host_hit_retracted(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (chunks[0] for chunks, _ in _loads(trace) if chunks[0].attempt)

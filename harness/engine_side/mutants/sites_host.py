@@ -1,0 +1,64 @@
+"""Where mutants of a hierarchical cache act: what is copied to and from the host, and slots of the host's pool.
+
+Engine side: standard library, torch and SGLang only. It must leave everything as it is where no mutant acts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .armed import ArmedMutants
+from .registry import Values, around
+
+Original = Callable[..., Any]
+POOLS = "sglang.srt.mem_cache.pool_host"
+#: Module -> class whose rows are copied.
+KINDS = {f"{POOLS}.mha": "MHATokenToKVPoolHost", f"{POOLS}.mla": "MLATokenToKVPoolHost"}
+
+
+class HostSites:
+    """The wrappers of one scheduler process with a hierarchical cache."""
+
+    def __init__(self, mutants: ArmedMutants, controller: Any) -> None:
+        self._mutants, self._target = mutants, controller.mem_pool_device
+
+    def install(self) -> list[str]:
+        """Wrap every site; returns those this release does not have."""
+        hooks = self._mutants.probe.hooks
+        known = len(hooks.missing)
+        for name, kind in KINDS.items():
+            hooks.wrap(sys.modules[name], f"{kind}.backup_from_device_all_layer", around(self._store), innermost=True)
+            hooks.wrap(sys.modules[name], f"{kind}.load_to_device_per_layer", around(self._load), innermost=True)
+        base = sys.modules[f"{POOLS}.base"]
+        hooks.wrap(base, "HostKVCache.alloc", around(self._alloc), innermost=True)
+        hooks.wrap(base, "HostKVCache.free", around(self._free), innermost=True)
+        return hooks.missing[known:]
+
+    def _store(self, original: Original, host: Any, pool: Any, slots: Any, device: Any, *args: Any) -> Any:
+        changed = self._mutants.apply("host-store", self._values(pool, slots, device))
+        return original(host, pool, changed.get("host", slots), changed.get("device", device), *args)
+
+    def _load(
+        self, original: Original, host: Any, pool: Any, slots: Any, device: Any, layer: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        values = self._values(pool, slots, device, packed=bool(kwargs.get("is_draft")))
+        changed = self._mutants.apply("host-load", values | {"layer": torch.tensor(layer)})
+        where = changed.get("host", slots), changed.get("device", device), int(changed.get("layer", layer))
+        return original(host, pool, *where, *args, **kwargs)
+
+    def _alloc(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
+        slots = original(host, *args, **kwargs)
+        if slots is None:
+            return None
+        return self._mutants.apply("host-alloc", {"slots": slots}).get("slots", slots)
+
+    def _free(self, original: Original, host: Any, slots: Any) -> Any:
+        return original(host, self._mutants.apply("host-free", {"slots": slots}).get("slots", slots))
+
+    def _values(self, pool: Any, host: Any, device: Any, *, packed: bool = False) -> Values:
+        """draft: whether a draft's rows are meant; those that are packed with the target's are stored with them."""
+        return {"host": host, "device": device, "draft": torch.tensor(packed or pool is not self._target)}

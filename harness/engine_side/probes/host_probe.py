@@ -1,0 +1,81 @@
+"""What a hierarchical cache copies between the device's KV pools and the host's: which rows, and for which request.
+
+SGLang's cache controller copies on streams of its own, between batches: what it was asked for is read off its queues as
+it begins. Slots have one number in the target's pool and in all of the draft's, on the device as on the host. What is
+copied of other pools beside these, of sliding windows or recurrent states, is not recorded.
+
+Engine side: torch and SGLang only. It must not change which rows are copied, where to or when. Reading slot numbers
+waits for the device.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..hooks import HookRegistry
+from .cached_rows import CachedRows
+from .recorder import Recorder, plain_rid
+
+Original = Callable[..., Any]
+#: Method of the controller that begins copying -> the queue of what is to be copied, and what that does.
+COPIES = {"start_writing": ("write_queue", "stored"), "start_loading": ("load_queue", "loaded")}
+
+
+class HostProbe:
+    """Watches the cache controller of one scheduler process; `rows`: the bits of cached rows, where they are known."""
+
+    def __init__(self, recorder: Recorder, controller: Any, rows: CachedRows | None) -> None:
+        self._recorder, self._controller, self._rows = recorder, controller, rows
+        #: whom an operation in the queue loads for
+        self._loads_for: dict[int, str] = {}
+
+    def install(self, hooks: HookRegistry, tree: Any) -> None:
+        """Wrap the controller, and where its prefix cache loads for a request."""
+        for method, (queue, what) in COPIES.items():
+            _wrap(hooks, self._controller, method, self._copies(queue, what))
+        _wrap(hooks, tree, "init_load_back", self._loads)
+
+    @staticmethod
+    def settle() -> None:
+        """Wait until everything that was begun is done, copies too."""
+        torch.get_device_module().synchronize()
+
+    def _loads(self, original: Original) -> Original:
+        def init_load_back(tree: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+            before = len(self._controller.load_queue)
+            result = original(tree, params, *args, **kwargs)
+            for operation in self._controller.load_queue[before:]:
+                self._loads_for[id(operation)] = "" if params.req is None else plain_rid(params.req.rid)
+            return result
+
+        return init_load_back
+
+    def _copies(self, queue: str, what: str) -> Callable[[Original], Original]:
+        def make(original: Original) -> Original:
+            def begin(controller: Any, *args: Any, **kwargs: Any) -> Any:
+                found = [(one, self._loads_for.pop(id(one), "")) for one in getattr(controller, queue)]
+                result = original(controller, *args, **kwargs)
+                for operation, rid in found if self._recorder.active else ():
+                    self._copied(operation, what, rid)
+                return result
+
+            return begin
+
+        return make
+
+    def _copied(self, operation: Any, what: str, rid: str) -> None:
+        host, device = operation.host_indices.cpu().long(), operation.device_indices.cpu().long()
+        if self._rows is not None:
+            (self._rows.stored if what == "stored" else self._rows.loaded)(host, device)
+        message = {"ev": "host", "what": what, "rid": rid, "host": host.tolist(), "device": device.tolist()}
+        self._recorder.put_before(message)
+
+
+def _wrap(hooks: HookRegistry, owner: Any, method: str, make: Callable[[Original], Original]) -> None:
+    """Wrap a method on the class of `owner` that defines it."""
+    defined = next(one for one in type(owner).__mro__ if method in vars(one))
+    hooks.wrap(sys.modules[defined.__module__], f"{defined.__name__}.{method}", make)

@@ -1,0 +1,128 @@
+"""Which scenarios a mutant is asked in, in what order, and which mutants together: cheap ones first.
+
+It must not run anything, and must not draw mutants.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from cases.families import FAMILIES
+from cases.generation import generate
+from harness.contract.known_issues import assumable
+from harness.contract.scenario import Scenario
+from harness.driving.adapt import NOTHING, Wanted, adapted, refusal
+from harness.search.executed import Sound, usable
+from harness.search.fates import Asked, End, Fate
+
+#: Followed scenarios of a mutant's first boot configuration, and of one of each other family; and fixed ones of the
+#: first that were not followed.
+FIRST, OTHERS, MORE = 2, 1, 4
+#: So many mutants that nothing has shown yet are asked together at most.
+TOGETHER = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What scenarios run on. wanted: settings in place of their own."""
+
+    release: str
+    device: str = "cpu"
+    wanted: Wanted = NOTHING
+
+    def made(self, scenarios: Iterable[Scenario]) -> list[Scenario]:
+        """As they run there, without those that do not."""
+        every = adapted(scenarios, self.wanted, device=self.device)
+        return [one for one in every if not refusal(one, version=self.release, device=self.device)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Scenarios of one boot configuration that a mutant is asked in, in this order until one shows it."""
+
+    mutant: Asked
+    stage: str
+    scenarios: tuple[Scenario, ...]
+    before: Fate | None = None
+
+    def after(self, fate: Fate | None) -> Task | None:
+        """What is left of it, with what is known of the mutant by now; None where nothing is."""
+        asked = () if fate is None else fate.asked
+        left = tuple(one for one in self.scenarios if one.name not in asked)
+        if not left or (fate is not None and fate.end not in (End.SURVIVED, End.UNKNOWN)):
+            return None
+        return Task(mutant=self.mutant, stage=self.stage, scenarios=left, before=fate)
+
+
+def rounds(
+    mutants: Sequence[Asked], sounds: Sequence[Sound], *, place: Place, examples: int, seed: int
+) -> Iterator[list[Task]]:
+    """Tasks that one engine can do one after the other, cheap ones first; what nothing executes has none.
+
+    Those of mutants that a boot begins with share no engine, and are one list for each time that they are asked.
+    """
+    first, others, more, generated = (list[tuple[str, Task]]() for _ in range(4))
+    known = {one.scenario.id for one in sounds}
+    for mutant in mutants:
+        boots = _a_family(usable(sounds, mutant.file, mutant.line, captured=mutant.captured))
+
+        def task(boot: str, stage: str, scenarios: Iterable[Scenario], mutant: Asked = mutant) -> tuple[str, Task]:
+            key = stage if mutant.captured else boot
+            return key, Task(mutant=mutant, stage=stage, scenarios=tuple(scenarios))
+
+        for number, (boot, ran) in enumerate(boots.items()):
+            chosen = [one.scenario for one in ran[: OTHERS if number else FIRST]]
+            if number == 0:
+                first.append(task(boot, "line", chosen[:1]))
+            others.append(task(boot, "family" if number else "line", chosen[0 if number else 1 :]))
+        for boot, ran in list(boots.items())[:1]:
+            fixed = [one for one in place.made(FAMILIES[ran[0].family].scenarios) if one.boot_key() == boot]
+            more.append(task(boot, "family", [one for one in fixed if one.id not in known][:MORE]))
+        generated += [task(made[0].boot_key(), "generated", made) for made in _generated(boots, place, examples, seed)]
+    for tasks in (first, others, more, generated):
+        # where many are is asked first, so that what is quick kills before others are asked
+        counts = Counter(key for key, _ in tasks)
+        for key in sorted(counts, key=lambda one: -counts[one]):
+            yield [one for other, one in tasks if other == key and one.scenarios]
+
+
+def _a_family(ran: Sequence[Sound]) -> dict[str, list[Sound]]:
+    """boot -> scenarios that execute the line: of each family the boot that does first."""
+    boots: dict[str, str] = {}
+    for one in ran:
+        boots.setdefault(one.family, one.scenario.boot_key())
+    return {boot: [one for one in ran if one.scenario.boot_key() == boot] for boot in dict.fromkeys(boots.values())}
+
+
+def _generated(
+    boots: Mapping[str, Sequence[Sound]], place: Place, examples: int, seed: int
+) -> Iterator[list[Scenario]]:
+    """Generated scenarios on the first boot configuration, and on two of its family that no fixed set drives."""
+    families = [FAMILIES[ran[0].family] for ran in boots.values()][:1]
+    deviating = {key for issue in assumable().values() for key in issue.keys}  # wrong without any mutant
+    every = [boot for family in families for boot in family.boots if boot.works_on(place.release) and not boot.deviates]
+    every.sort(key=lambda boot: boot.boot_key() not in boots)
+    for boot in every[:3] if examples else ():
+        made = generate(boot, count=-(-examples // 3), seed=seed)
+        if found := place.made(one for one in made if not any(set(each.rules) & deviating for each in one.requests)):
+            yield found
+
+
+def together(tasks: Sequence[Task]) -> list[list[Task]]:
+    """Tasks to do at once: alone where a mutant was never asked or a boot begins with it, and where two of one batch
+    would change the same place of a file."""
+    batches: list[list[Task]] = []
+    open_: dict[tuple[str, ...], list[Task]] = {}
+    for task in tasks:
+        if task.before is None or task.mutant.captured:
+            batches.append([task])
+            continue
+        key = tuple(one.id for one in task.scenarios)
+        batch = open_.get(key)
+        if batch is None or len(batch) == TOGETHER or any(task.mutant.meets(one.mutant) for one in batch):
+            batch = open_[key] = []
+            batches.append(batch)
+        batch.append(task)
+    return batches
