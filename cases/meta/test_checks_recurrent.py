@@ -87,8 +87,8 @@ def test_the_probe_sums_what_lies_in_each_requests_slot():
     batch = SimpleNamespace(
         seq_lens=torch.tensor([6, 3]), extend_prefix_lens=torch.tensor([5, 0]), req_pool_indices=torch.tensor([2, 0])
     )
-    found = recurrent_of(SimpleNamespace(req_to_token_pool=requests), batch, prompt=False)
-    assert (found["committed"], recurrent_of(SimpleNamespace(req_to_token_pool=object()), batch, prompt=True)) == (
+    found = recurrent_of(SimpleNamespace(req_to_token_pool=requests), batch, 2, prompt=False)
+    assert (found["committed"], recurrent_of(SimpleNamespace(req_to_token_pool=object()), batch, 2, prompt=True)) == (
         [6, 3],
         None,
     )
@@ -96,7 +96,7 @@ def test_the_probe_sums_what_lies_in_each_requests_slot():
     assert found["state"][1][5] == pytest.approx(float((states[0, 1, 2].numpy() * heads[1]).sum()), abs=1e-4)
     assert found["conv"][1][OF_A_ROW * 4 + 6] == pytest.approx(float(taps[6] @ rows[1, 1, :, 1].numpy()), abs=1e-4)
     assert found["conv"][0][0] is None
-    prompt = recurrent_of(SimpleNamespace(req_to_token_pool=requests), batch, prompt=True)
+    prompt = recurrent_of(SimpleNamespace(req_to_token_pool=requests), batch, 2, prompt=True)
     assert prompt["committed"] == [5, 0]
 
 

@@ -17,8 +17,8 @@ import torch
 from ...both_sides.projections import OF_A_HEAD, OF_A_ROW, weights
 
 
-def recurrent_of(runner: Any, forward_batch: Any, *, prompt: bool) -> dict[str, list[Any]] | None:
-    """What lies in the slot of each request of a forward, an entry a request; None where there is no such pool.
+def recurrent_of(runner: Any, forward_batch: Any, count: int, *, prompt: bool) -> dict[str, list[Any]] | None:
+    """What lies in the slot of each of the `count` requests of a forward; None where there is no such pool.
 
     committed: positions before the forward's own rows. state [L*H*2], conv [L*w*8]: sums of the L layers' matrices of H
     heads, and of the w rows that their convolutions keep. What is not finite is None.
@@ -27,8 +27,8 @@ def recurrent_of(runner: Any, forward_batch: Any, *, prompt: bool) -> dict[str, 
     pool = getattr(requests, "mamba_pool", None)
     if pool is None:
         return None
-    starts = (forward_batch.extend_prefix_lens if prompt else forward_batch.seq_lens).tolist()
-    slots = requests.get_mamba_indices(forward_batch.req_pool_indices[: len(starts)])
+    starts = (forward_batch.extend_prefix_lens if prompt else forward_batch.seq_lens)[:count].tolist()
+    slots = requests.get_mamba_indices(forward_batch.req_pool_indices[:count])
     translate = getattr(requests, "translate_mamba_indices", None)
     slots = (slots if translate is None else translate(slots)).long()
     states, rows = pool.mamba_cache.temporal[:, slots].float(), pool.mamba_cache.conv[0][:, slots].float()
