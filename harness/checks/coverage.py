@@ -5,7 +5,7 @@ Nothing here can fail a scenario; it can only keep a PASS from being empty. "Not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from harness.checks.accepts import sampler_replaced
 from harness.checks.evidence import Evidence
@@ -19,6 +19,9 @@ SUBJECTS: dict[str, tuple[str, ...]] = {"tree": ("parents",), "verify": ("accept
 
 #: Copies between the device and the host: which rows is SGLang's decision, and judged.
 HOST_COPIES = "host copies"
+#: Subjects of which every counter has more than what was replaced -> what to call that part.
+IN_PART = {"attention": "attention", "recurrent": "recurrent states over prompts"}
+
 #: `by` of an entry that only says how the release's own kernel was reached: that one is exercised.
 OWN_KERNEL = "flag"
 #: What a header calls a replacement kernel, and what a verdict does.
@@ -76,10 +79,6 @@ def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
         notes.append(f"not exercised: which tokens are drafted{who} (they are drawn; their probabilities are judged)")
         exempt.update(("proposals",) if all(drawing) else ())
     return frozenset(exempt), notes
-
-
-def _of_attention(entry: Mapping[str, object]) -> bool:
-    return entry.get("subject") == "attention"
 
 
 def coverage_wanted(evidence: Evidence) -> tuple[dict[str, int], dict[str, int], list[str]]:
