@@ -206,6 +206,8 @@ def _environment(*, device: str, revert: int | None, engine: EngineConfig) -> di
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(home() / "kernels" / "inductor")
         if ranks > 1:  # multicast over NVLink can put the cards of a shared host out of service
             environment |= NO_MULTICAST
+            # Engines share cards by their leases, so that one card may well have less memory free than another.
+            environment["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "0"
     if revert is not None:
         environment["SGLANG_DEBUG_REVERT_PR"] = str(revert)
     return environment

@@ -103,6 +103,9 @@ def _place_trees(reader: Reader, progress: Progress) -> None:
         progress(f"checking {archive.member} ({archive.size / 2**20:.1f} MiB)")
         reader.save(archive, incoming / archive.member)
     progress(f"unpacking {len(absent)} parts ({sum(tree.size for tree in absent) / 2**20:.0f} MiB)")
+    for archive in needed:
+        if archive.part_of:  # tarfile of Python 3.12.3 fails where another thread makes the same folder at once
+            _make_folder(incoming / archive.member, incoming)
     with ThreadPoolExecutor(max_workers=len(needed)) as pool:
         list(pool.map(lambda archive: _extract(incoming / archive.member, incoming), needed))
     for tree in absent:
@@ -156,6 +159,14 @@ def _extract(path: Path, target: Path) -> None:
             f"cannot unpack into {target}: {error.strerror or error}",
             next_step="choose another place:  export EAGLECHECK_HOME=/path",
         ) from error
+
+
+def _make_folder(path: Path, target: Path) -> None:
+    """The folder of the one file in an archive, which other archives of its tree share."""
+    with tarfile.open(path, "r:xz") as archive:
+        first = archive.next()
+    if first is not None:
+        (target / first.name).parent.mkdir(parents=True, exist_ok=True)
 
 
 def _finish(release: Release, manifest: Manifest) -> None:

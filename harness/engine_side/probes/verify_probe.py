@@ -76,13 +76,17 @@ class VerifyProbe:
             self._hooks.wrap(sys.modules[release.sample[0]], release.sample[1], self._sample)
 
     def _sample(self, original: Original) -> Original:
+        # Layers without CUDA graphs move their inputs up in place, by a kernel that PyTorch does not see writing, and
+        # the inputs of the first are these very tokens.
+        keep = self._recorder.copied if self._release.layered else self._recorder.held
+
         def sample(verify_input: Any, *args: Any, **kwargs: Any) -> Any:
             self._masks("VERIFY", [req.grammar for req in args[0].reqs or ()], mask_of(args, kwargs))
             result = original(verify_input, *args, **kwargs)
             current = self._recorder.round
             if current is not None and current.mode == "DECODE":
                 predict, accept_lens, accept_index = result
-                copy = self._recorder.held({"predict": predict, "lens": accept_lens, "index": accept_index})
+                copy = keep({"predict": predict, "lens": accept_lens, "index": accept_index})
                 assert copy is not None
                 current.accepted = copy
                 current.extend_rids = list(range(len(current.rids)))
