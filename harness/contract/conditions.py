@@ -16,6 +16,8 @@ from harness.contract.usage import unknown
 
 #: The most requests that an engine captures a graph for by default (GRAPH_SIZES of harness.engines.launch).
 LARGEST_GRAPH = 4
+#: The most and the fewest prompt tokens of a batch that a prefill graph is captured for (PREFILL_GRAPH_SIZES there).
+PREFILL_GRAPHS = (2, 512)
 #: All that a condition may be made of.
 GRAMMAR = (
     *(ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.Name, ast.Load, ast.Constant),
@@ -67,6 +69,7 @@ def settings_of(
         "radix_cache": engine.radix_cache,
         "disable_overlap_schedule": engine.overlap_schedule is False,
         "disaggregation": engine.disaggregation,
+        "enable_hierarchical_cache": bool(engine.server_args.get("enable_hierarchical_cache")),
         "enable_deterministic_inference": engine.deterministic_inference,
         "enable_return_hidden_states": engine.enable_return_hidden_states,
         "rejection_sampling": engine.rejection_sampling,
