@@ -69,6 +69,7 @@ def settings_of(
         "radix_cache": engine.radix_cache,
         "disable_overlap_schedule": engine.overlap_schedule is False,
         "disaggregation": engine.disaggregation,
+        "enable_hierarchical_cache": bool(engine.server_args.get("enable_hierarchical_cache")),
         "enable_deterministic_inference": engine.deterministic_inference,
         "enable_return_hidden_states": engine.enable_return_hidden_states,
         "rejection_sampling": engine.rejection_sampling,

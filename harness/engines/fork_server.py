@@ -104,6 +104,7 @@ class ForkServer:
 
     def start(self, launch: Launch, log: Path, path: str, environment: Mapping[str, str]) -> Forked:
         """A new host, see process.StartHost; launch: of the same kind as this server's."""
+        log = log.absolute()  # the server is in another folder than we are
         order = {"op": "fork", "path": path, "log": str(log), "folder": str(log.parent)}
         try:
             pid = int(self._ask({**order, "environment": dict(environment)})["pid"])
