@@ -59,8 +59,8 @@ def parts(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> list[Sce
         )
     if boot.engine.max_total_tokens == OUTGROWN["max_total_tokens"]:
         stops = (NEVER,) * (not boot.engine.radix_cache)
-        long = [  # 0.5.23 may keep the third out, for what it reserves: two have to outgrow the pool
-            request(rid, 30 - 2 * i - i * i, seed=321 + i, new=60 + i, stop_ids=stops) for i, rid in enumerate("abc")
+        long = [
+            request(rid, 30 - 2 * i - i * i, seed=321 + i, new=38 + i, stop_ids=stops) for i, rid in enumerate("abc")
         ]
         every.append(
             program(
