@@ -18,14 +18,9 @@ COMMON = tokens(seed=501, length=64)
 WANTS = ("prefix_hit", "host_written_back", "host_hit")
 
 
-def _behind(rid: str, seed: int, *, shared: int = len(COMMON), more: int = 5, new: int = 6) -> RequestSpec:
+def _behind(rid: str, seed: int, *, shared: int = len(COMMON), more: int, new: int) -> RequestSpec:
     """A request that begins as the common prompt."""
     return RequestSpec(rid=rid, input_ids=COMMON[:shared] + tokens(seed=seed, length=more), max_new_tokens=new)
-
-
-def _evicting(name: str, seed: int) -> RequestSpec:
-    """One that shares nothing and needs most of the pool."""
-    return request(name, 96, seed=seed, new=6)
 
 
 def _each(*rids: str) -> list[Op]:
@@ -37,43 +32,63 @@ def host_shapes(boot: Boot) -> list[Scenario]:
 
     The last is taken back while another waits, which evicts its prefix before it comes back.
 
-    Two requests have the common prompt before it is evicted: `write_through_selective` stores what was hit twice.
+    Two requests have the common prompt before it is evicted: `write_through_selective` stores what was hit twice. Two
+    share nothing with it, and need most of the pool each.
     """
     program = partial(
         boot_program, prefix=f"{boot.name}-", checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine
     )
-    first = [_behind("a", 502), _behind("b", 503)]
-    evicting = [_evicting("x", 510), _evicting("y", 511)]
+    before = [
+        _behind("a", 502, more=5, new=6),
+        _behind("b", 503, more=7, new=8),
+        request("x", 96, seed=510, new=5),
+        request("y", 94, seed=511, new=9),
+    ]
     return [
-        program("evicted", [*first, *evicting, _behind("c", 504, new=12)], _each(*"abxyc"), wants=WANTS),
+        program("evicted", [*before, _behind("c", 504, more=6, new=12)], _each(*"abxyc"), wants=WANTS),
         program(
             "chunks",
-            [*first, *evicting, _behind("c", 505, more=40, new=12)],
+            [*before, _behind("c", 505, more=40, new=12)],
             _each(*"abxyc"),
             wants=[*WANTS, "host_hit_in_chunks", "non_final_chunk"],
             chunk=16,
         ),
         program(
             "again",
-            [*first, *evicting, _behind("c", 504), _evicting("z", 512), _behind("d", 506, new=12)],
+            [
+                *before,
+                _behind("c", 504, more=6, new=10),
+                request("z", 92, seed=512, new=13),
+                _behind("d", 506, more=9, new=12),
+            ],
             _each(*"abxyczd"),
             wants=WANTS,
         ),
         program(
             "part",
-            [*first, *evicting, _behind("h", 507, shared=32, more=20), _behind("c", 504)],
-            _each(*"abxhyc"),
+            [
+                *before,
+                _behind("h", 507, shared=32, more=20, new=11),
+                _behind("k", 517, shared=32, more=16, new=7),
+                _behind("c", 504, more=6, new=12),
+            ],
+            _each(*"abhxkyc"),
             wants=[*WANTS, "host_hit_in_part"],
         ),
         program(
             "together",
-            [*first, *evicting, _behind("c", 508, shared=48), _behind("d", 509, shared=48, more=7, new=14)],
+            [*before, _behind("c", 508, shared=48, more=6, new=10), _behind("d", 509, shared=48, more=9, new=14)],
             [*_each(*"abxy"), submit("c", "d"), DRAIN],
             wants=[*WANTS, "batch_shrinks"],
         ),
         program(
             "taken-back",
-            [*first, *evicting, _behind("c", 514, new=30), request("e", 20, seed=515, new=20), _evicting("f", 516)],
+            [
+                *before,
+                _behind("c", 514, more=6, new=30),
+                request("e", 20, seed=515, new=21),
+                request("f", 98, seed=516, new=4),
+            ],
             [
                 *_each(*"abxy"),
                 submit("c", "e"),

@@ -13,6 +13,7 @@ from harness.checks.registry import CHECKS, run_check
 from harness.contract.trace import Event, RowBuilder
 from harness.coverage import POINTS, Where, names
 from harness.engine_side.hooks import HookRegistry
+from harness.engine_side.host.scheduler_state import COPIES, being_copied
 from harness.engine_side.probes.cached_rows import CachedRows
 from harness.engine_side.probes.host_probe import HostProbe
 from harness.engine_side.probes.recorder import Recorder
@@ -186,6 +187,13 @@ def test_the_probe_tells_in_the_next_round_what_was_copied_and_for_whom():
     assert not hooks.missing
     recorder.close_round()
     assert recorder.open_round(mode="PREFILL", rids=["b"], starts=[3], lens=[1]).events == []
+
+
+@pytest.mark.parametrize(("waiting", "held"), [("ack_write_queue", 5), ("load_queue", 5), ("", 0)])
+def test_rows_that_are_still_copied_are_the_caches_and_locked_ones_that_are_not_are_lost(waiting, held):
+    controller = SimpleNamespace(**{name: [1] if name == waiting else [] for name in COPIES})
+    assert being_copied(SimpleNamespace(cache_controller=controller, protected_size=lambda: 5)) == held
+    assert being_copied(SimpleNamespace(cache_controller=None)) == being_copied(SimpleNamespace()) == 0
 
 
 # Replacement kernels

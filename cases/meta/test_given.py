@@ -169,6 +169,12 @@ def test_what_eaglecheck_sets_itself_is_refused_with_the_key_to_use(name, instea
         check_scenarios([asked], device="cpu")
 
 
+def test_what_would_not_be_in_lockstep_is_refused():
+    (asked,) = adapted([SCENARIO], Wanted(server_args={"hicache_storage_backend": "file"}), device="cpu")
+    with pytest.raises(UsageError, match=r"has hicache_storage_backend, whose threads .*\n  leave it out"):
+        check_scenarios([asked], device="cpu")
+
+
 def launched(folder, engine, device="cpu"):
     env = EngineEnv(version="0.5.13", python=folder, pythonpath=(), torch="", ready=True)
     return build_launch(env=env, spec=SpecConfig(), engine=engine, target=folder, draft=folder, device=device)

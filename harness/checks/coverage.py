@@ -5,10 +5,11 @@ Nothing here can fail a scenario; it can only keep a PASS from being empty. "Not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from harness.checks.accepts import sampler_replaced
 from harness.checks.evidence import Evidence
+from harness.contract.conditions import PREFILL_GRAPHS
 from harness.contract.providers import is_witness
 from harness.contract.trace import replaced_kernels
 from harness.contract.types import Phase
@@ -17,14 +18,20 @@ from harness.coverage import POINTS, count
 #: Subject of a replaced operation -> counters that then prove nothing about the engine.
 SUBJECTS: dict[str, tuple[str, ...]] = {"tree": ("parents",), "verify": ("accepts",)}
 
-#: Copies between the device and the host: which rows is SGLang's decision, and judged.
-HOST_COPIES = "host copies"
+#: Subjects of which every counter has more than what was replaced -> what to call that part. Which rows go to the host
+#: is SGLang's decision, and judged.
+IN_PART = {
+    "host copies": "host copies",
+    "attention": "attention",
+    "recurrent": "recurrent states over prompts",
+}
+
 #: `by` of an entry that only says how the release's own kernel was reached: that one is exercised.
 OWN_KERNEL = "flag"
 #: What a header calls a replacement kernel, and what a verdict does.
 NAMES = {"stand-in": "our kernel"}
 
-#: Wanted of whoever asks for prefill graphs.
+#: The coverage point of prefill graphs.
 IN_GRAPH = "prompt_in_graph"
 ALWAYS = ("positions", "tokens", "extend_inputs", "cache_slots")
 WHEN_DECODING = ("parents", "accepts")
@@ -58,13 +65,10 @@ def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
             exempt.update(SUBJECTS[subject])
             by = NAMES.get(str(entry.get("by")), entry.get("by", "?"))
             notes.append(f"not exercised: {subject} ({entry.get('operation', '?')} replaced by {by})")
-    attention = [str(one["operation"]) for one in replaced_kernels(evidence.engine.header) if _of_attention(one)]
-    if hosted := [one for one in replaced_kernels(evidence.engine.header) if one.get("subject") == HOST_COPIES]:
-        names = ", ".join(dict.fromkeys(str(one["operation"]).rpartition(".")[2] for one in hosted))
-        notes.append(f"not exercised: {HOST_COPIES} ({names} replaced by {NAMES['stand-in']})")
-    if attention:
-        names = ", ".join(operation.rpartition(".")[2] for operation in attention)
-        notes.append(f"not exercised: attention ({names} replaced by {NAMES['stand-in']})")
+    for subject, said in IN_PART.items():
+        if replaced := [one for one in replaced_kernels(evidence.engine.header) if one.get("subject") == subject]:
+            names = ", ".join(dict.fromkeys(str(one["operation"]).rpartition(".")[2] for one in replaced))
+            notes.append(f"not exercised: {said} ({names} replaced by {NAMES['stand-in']})")
     drawing = [not request.greedy for request in evidence.scenario.requests]
     if any(drawing) and (kernel := sampler_replaced(evidence)):
         notes.append(f"not exercised: sampled verify ({kernel} replaced by {NAMES['stand-in']})")
@@ -78,21 +82,23 @@ def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
     return frozenset(exempt), notes
 
 
-def _of_attention(entry: Mapping[str, object]) -> bool:
-    return entry.get("subject") == "attention"
-
-
 def coverage_wanted(evidence: Evidence) -> tuple[dict[str, int], dict[str, int], list[str]]:
     """(coverage point -> times it happened, coverage point -> positions inside it, reasons for UNKNOWN)."""
     seen, inside = count(evidence.scenario, evidence.engine)
     reasons = []
-    in_graphs = (IN_GRAPH,) if evidence.scenario.engine.prefill_cuda_graph else ()
-    for name in (*evidence.scenario.wants, *in_graphs):
+    for name in (*evidence.scenario.wants, *_in_graphs(evidence)):
         if name not in POINTS:
             reasons.append(f"asked for {name}, an unknown coverage point")
         elif not seen.get(name):
             reasons.append(f"asked for {name}, never happened: {POINTS[name].meaning}")
     return seen, inside, reasons
+
+
+def _in_graphs(evidence: Evidence) -> tuple[str, ...]:
+    """What is wanted of whoever asks for prefill graphs and has a batch of prompts that fits one."""
+    fewest, most = PREFILL_GRAPHS
+    fits = (fewest <= sum(one.lens) <= most for one in evidence.engine.rounds if one.mode == "PREFILL")
+    return (IN_GRAPH,) if evidence.scenario.engine.prefill_cuda_graph and any(fits) else ()
 
 
 def compared_enough(evidence: Evidence, compared: dict[str, int], exempt: frozenset[str]) -> list[str]:

@@ -69,9 +69,15 @@ OPTIONS = {
 }
 
 
+#: What would have threads of its own decide in which step something happens.
+NOT_IN_LOCKSTEP = ("hicache_storage_backend", "enable_lmcache", "enable_flexkv")
+
+
 def taken(server_args: Mapping[str, Any]) -> Iterator[str]:
-    """A message for each that something else sets."""
+    """A message for each that something else sets, or that no run can have."""
     for name in server_args:
+        if name in NOT_IN_LOCKSTEP:
+            yield f"engine.server_args has {name}, whose threads decide what a step does\n  leave it out"
         if name in OURS:
             instead = "leave it out" if OURS[name] == FIXED else f"set {_set_by(OURS[name])}"
             yield f"engine.server_args has {name}, which eaglecheck sets itself\n  {instead}"

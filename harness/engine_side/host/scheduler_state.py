@@ -47,6 +47,16 @@ def in_transit(scheduler: Any) -> list[str]:
     return [plain_rid(getattr(entry, "req", entry).rid) for entry in found]
 
 
+#: Of a hierarchical cache's controller: copies that were asked for, and those of which SGLang has not seen the end.
+COPIES = ("write_queue", "load_queue", "ack_write_queue", "ack_load_queue")
+
+
+def being_copied(cache: Any) -> int:
+    """Rows of the prefix cache that nobody may evict, as long as some are copied: it looks once a step if they are."""
+    controller = getattr(cache, "cache_controller", None)
+    return int(cache.protected_size()) if any(getattr(controller, name, None) for name in COPIES) else 0
+
+
 def pool_level(scheduler: Any) -> dict[str, int]:
     """Token slots of the KV pool: free, held by the prefix cache, and all; free rows of a hand-over's metadata.
 
@@ -58,7 +68,7 @@ def pool_level(scheduler: Any) -> dict[str, int]:
     evictable = cache.full_evictable_size() if windows else cache.evictable_size()
     return {
         "free": int(allocator.full_available_size() if windows else allocator.available_size()),
-        "evictable": int(evictable if isinstance(evictable, int) else evictable[0]),
+        "evictable": int(evictable if isinstance(evictable, int) else evictable[0]) + being_copied(cache),
         **(
             {
                 "window_free": int(allocator.swa_available_size()),

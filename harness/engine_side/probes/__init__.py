@@ -19,6 +19,7 @@ the table of a release (`both_sides/compat.py`) has its own names. A trace's hea
 | `duplicate_prefix_tail_to_draft_branches` | `verify_probe` | copies of a prefix's last page that differ from it |
 | `process_prebuilt` | `distributed_probe` | PREBUILT rows: what a decode engine is handed |
 | `ModelRunner.forward` under DP attention | `distributed_probe` | draft state and token counts of every rank |
+| `start_writing`, `start_loading`, `init_load_back` | `host_probe` | what a hierarchical cache copies, and for whom |
 | `load_model` | `graph_probe` | the model's own `forward`, which the captures below need |
 | `capture_begin`, `capture_end`, `replay` | `graph_probe` | rows of the forwards and choices inside a graph |
 
