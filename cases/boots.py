@@ -484,6 +484,7 @@ ADAPTIVE_BOOTS = _named(
             ADAPTIVE.model_copy(update={"algorithm": "EAGLE3"}),
             _paged(4),
         ),
+        ("adaptive-pool", "the first on a pool that a few requests outgrow", CHECKPOINT, ADAPTIVE, TIGHT),
     )
 )
 
@@ -507,6 +508,7 @@ MIXED_BOOTS = _named(
             {"page_size": 4},
         ),
         ("mixed-tree", "the same with two candidates a step", CHECKPOINT, _tree(2, 2, 6), {}),
+        ("mixed-five", "the same with five steps, on a pool that is outgrown", "eagle-apart", _chain(5), OUTGROWN),
     )
 )
 
@@ -528,16 +530,18 @@ TP_BOOTS = _named(
         ("tp-latent", "two TP ranks, latent attention that every rank holds whole", "mla-tiny", SpecConfig(), {}, V2),
         ("tp-layers", "two TP ranks, three MTP layers", "mtp-tiny", MTP, {"radix_cache": False}, "0.5.17"),
         ("tp-four", "four TP ranks, a KV head each", "qwen3-four", HEADS, {"tp_size": 4}, V2),
+        ("tp-five", "two TP ranks, five steps, a pool that is outgrown", CHECKPOINT, _chain(5), OUTGROWN, V2),
     )
 )
 
 #: Two of three tokens, in an order of their own.
 HOT = tuple(token * 2 for token in range(171)) + tuple(511 - token * 2 for token in range(170))
 HOT_BOOTS = _named(
-    Boot(name=name, why=why, spec=spec.model_copy(update={"token_map": HOT}))
-    for name, why, spec in (
-        ("hot-tokens", "a chain that proposes two of three tokens (FR-Spec)", SpecConfig()),
-        ("hot-tree", "the same with two candidates a step, two steps", _tree(2, 2, 6)),
+    Boot(name=name, why=why, spec=spec.model_copy(update={"token_map": HOT}), engine=engine)
+    for name, why, spec, engine in (
+        ("hot-tokens", "a chain that proposes two of three tokens (FR-Spec)", SpecConfig(), PLAIN),
+        ("hot-tree", "the same with two candidates a step, two steps", _tree(2, 2, 6), PLAIN),
+        ("hot-five", "the first with five steps, on a pool that is outgrown", _chain(5), TIGHT),
     )
 )
 
@@ -553,6 +557,13 @@ ADAPTER_BOOTS = _named(
             "eagle3-tiny",
             HEADS,
             ADAPTED.model_copy(update={"page_size": 4}),
+        ),
+        (
+            "lora-five",
+            "five steps, on a pool that is outgrown",
+            CHECKPOINT,
+            _chain(5),
+            ADAPTED.model_copy(update=OUTGROWN),
         ),
     )
 )
@@ -579,6 +590,7 @@ WEIGHT_BOOTS = _named(
         ("weights-layers", "three MTP layers", "mtp-tiny", MTP, UNCACHED, "mtp-next", (WHOLE, ("tensor", "all"))),
         ("weights-latent", "a NextN layer", "mla-tiny", SpecConfig(), PLAIN, "mla-next", (WHOLE, *TENSORS)),
         ("weights-tp", "two TP ranks", CHECKPOINT, SpecConfig(), TP, "eagle-next", (DISK, *TENSORS)),
+        ("weights-five", "five steps, on a pool that is outgrown", CHECKPOINT, _chain(5), TIGHT, "eagle-next", (DISK,)),
     )
 )
 

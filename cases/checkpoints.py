@@ -78,6 +78,18 @@ _APART: dict[str, Any] = {
     "heads": 8,
     "max_position": 640,
 }
+_LATENT_512: dict[str, Any] = {
+    "hidden": 640,
+    "intermediate": 224,
+    "heads": 16,
+    "q_rank": 192,
+    "kv_rank": 512,
+    "nope": 128,
+    "rotated": 64,
+    "value": 96,
+    "experts": 3,
+    "upper_gain": 0.03,
+}
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
@@ -89,6 +101,7 @@ RECIPES: dict[str, Recipe] = {
         LatentRecipe(name="mla-next", seed=20241231),
         # Attention kernels for GPUs are built for head widths from 64 up.
         Recipe(name="eagle-head64", seed=20240627, hidden=128, intermediate=256, head_dim=64),
+        Recipe(name="eagle-next64", seed=20240629, hidden=128, intermediate=256, head_dim=64),
         Eagle3Recipe(name="eagle3-tiny", seed=20250303),
         Eagle3Recipe(name="eagle3-two", seed=20250304, aux_layers=(1, 5), draft_vocab=512),
         Eagle3Recipe(
@@ -117,6 +130,10 @@ RECIPES: dict[str, Recipe] = {
         TableRecipe(name="table-tiny", seed=20221130),
         # Latent attention, and a NextN layer for a draft.
         LatentRecipe(name="mla-tiny", seed=20241228),
+        # Widths that SGLang's kernels for GPUs are built for.
+        LatentRecipe(name="mla-latent512", seed=20261206, **_LATENT_512),
+        LatentRecipe(name="mla-next512", seed=20261207, **_LATENT_512),
+        LatentRecipe(name="mla-apart512", seed=20261208, **{**_APART, **_LATENT_512, "hidden": 704, "vocab": 520}),
         TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),
         # Stirred (below): no two tensors are alike, and no two sizes that mean different things are one.
         Recipe(name="eagle-apart", seed=20261150, **_APART, upper_gain=0.03),
@@ -173,7 +190,7 @@ STIRRED = frozenset(
     name
     for name, recipe in RECIPES.items()
     if "-apart" in name
-    or name in ("eagle3-next", "mtp-next", "mla-next")  # so that a norm that is not updated shows
+    or name in ("eagle3-next", "mtp-next", "mla-next", "mla-next512")  # so that a norm that is not updated shows
     or isinstance(recipe, GptOssRecipe | WindowedRecipe)
 )
 #: What makes the pair of a kind of recipe.
@@ -199,11 +216,16 @@ MADE_INSTEAD: dict[tuple[str, str], str] = {
     ("eagle-tiny", "cuda"): "eagle-head64",
     ("eagle-apart", "cuda"): "eagle-apart64",
     ("table-tiny", "cuda"): "table-head64",
+    ("eagle-next", "cuda"): "eagle-next64",
+    ("mla-tiny", "cuda"): "mla-latent512",
+    ("mla-next", "cuda"): "mla-next512",
+    ("mla-apart", "cuda"): "mla-apart512",
 }
-#: Pairs without such a pair, and why an engine must not be started with them: it would die of its kernels.
+#: Pairs without such a pair, and why an engine must not be started with them: it would die at its start.
 UNFIT: dict[tuple[str, str], str] = {
-    (name, "cuda"): "SGLang's kernels for latent attention are built for larger latents and hidden sizes"
-    for name in ("mla-tiny", "mla-apart")
+    (name, "cuda"): "SGLang makes attention weights of gpt-oss in the dtype that the checkpoint's config names, here "
+    "float32, whatever --dtype says"
+    for name in ("oss-tiny", "oss-narrow")
 }
 
 #: Pairs whose MTP layers read each other's output.

@@ -174,21 +174,27 @@ _TP = Family(
             for name in ("tp-eagle3", "tp-latent", "tp-tree", "tp-layers", "tp-four")
             for one in on_boot(TP_BOOTS[name], only=("four-together", "chunked-long-prompt"))
         ),
+        *parts(TP_BOOTS["tp-five"], prefix="tp-five-"),
     ),
     boots=tuple(TP_BOOTS.values()),
-    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "retract_resume"),
+    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "retract_resume"),
 )
 
 _ADAPTIVE = Family(
     name="adaptive",
     why="a number of draft steps that changes while SGLang serves, none included: EAGLE, and EAGLE-3 over pages",
-    scenarios=tuple(
-        one
-        for boot in ADAPTIVE_BOOTS.values()
-        for one in on_boot(boot, only=("four-together", "staggered-arrivals", "shared-prefix", "retracted"))
+    scenarios=(
+        *(
+            one
+            for name in ("adaptive", "adaptive-eagle3")
+            for one in on_boot(
+                ADAPTIVE_BOOTS[name], only=("four-together", "staggered-arrivals", "shared-prefix", "retracted")
+            )
+        ),
+        *parts(ADAPTIVE_BOOTS["adaptive-pool"], prefix="adaptive-pool-"),
     ),
     boots=tuple(ADAPTIVE_BOOTS.values()),
-    coverage_points=("batch_shrinks", "batch_grows", "prefix_hit", "retract_resume"),
+    coverage_points=(*OF_PARTS, "batch_shrinks", "batch_grows", "prefix_hit", "retract_resume"),
 )
 
 _TEXTS = Family(
@@ -205,41 +211,62 @@ _TEXTS = Family(
 _MIXED = Family(
     name="mixed",
     why="requests that decode by one token in batches of prompt chunks: EAGLE chains and trees, EAGLE-3 over pages",
-    scenarios=tuple(
-        one
-        for boot in MIXED_BOOTS.values()
-        for one in (*on_boot(boot, only=("staggered-arrivals", "shared-prefix", "retracted")), joining(boot))
+    scenarios=(
+        *(
+            one
+            for boot in (MIXED_BOOTS[name] for name in ("mixed", "mixed-eagle3", "mixed-tree"))
+            for one in (*on_boot(boot, only=("staggered-arrivals", "shared-prefix", "retracted")), joining(boot))
+        ),
+        *parts(MIXED_BOOTS["mixed-five"], prefix="mixed-five-"),
     ),
     boots=tuple(MIXED_BOOTS.values()),
-    coverage_points=("mixed_batch", "non_final_chunk", "batch_grows", "prefix_hit", "retract_resume"),
+    coverage_points=(*OF_PARTS, "mixed_batch", "non_final_chunk", "batch_grows", "prefix_hit", "retract_resume"),
 )
 
 _WEIGHTS = Family(
     name="weights",
     why="weights that change while SGLang serves, and memory given back: EAGLE, EAGLE-3, MTP, latents, TP ranks",
-    scenarios=tuple(one for boot in WEIGHT_BOOTS.values() for one in weight_shapes(boot)),
+    scenarios=(
+        *(one for boot in WEIGHT_BOOTS.values() for one in weight_shapes(boot)),
+        *parts(WEIGHT_BOOTS["weights-five"], prefix="weights-five-"),
+    ),
     boots=tuple(WEIGHT_BOOTS.values()),
-    coverage_points=names(Where.UPDATED),
+    coverage_points=(*names(Where.UPDATED), *OF_PARTS),
 )
 
 _ADAPTERS = Family(
     name="lora",
     why="LoRA adapters on the target, requests with and without them in one batch: EAGLE chains and trees, EAGLE-3",
-    scenarios=tuple(one for boot in ADAPTER_BOOTS.values() for one in adapter_shapes(boot)),
+    scenarios=(
+        *(one for name in ("lora", "lora-tree", "lora-eagle3") for one in adapter_shapes(ADAPTER_BOOTS[name])),
+        *parts(ADAPTER_BOOTS["lora-five"], prefix="lora-five-"),
+    ),
     boots=tuple(ADAPTER_BOOTS.values()),
-    coverage_points=("adapters_in_one_batch", "non_final_chunk", "batch_grows", "prefix_hit", "retract_resume"),
+    coverage_points=(
+        *OF_PARTS,
+        "adapters_in_one_batch",
+        "non_final_chunk",
+        "batch_grows",
+        "prefix_hit",
+        "retract_resume",
+    ),
 )
 
 _HOT = Family(
     name="token-map",
     why="EAGLE drafts that propose some tokens only (FR-Spec): chains and trees",
-    scenarios=tuple(
-        one
-        for boot in HOT_BOOTS.values()
-        for one in on_boot(boot, only=("four-together", "chunked-long-prompt", "staggered-arrivals", "retracted"))
+    scenarios=(
+        *(
+            one
+            for name in ("hot-tokens", "hot-tree")
+            for one in on_boot(
+                HOT_BOOTS[name], only=("four-together", "chunked-long-prompt", "staggered-arrivals", "retracted")
+            )
+        ),
+        *parts(HOT_BOOTS["hot-five"], prefix="hot-five-"),
     ),
     boots=tuple(HOT_BOOTS.values()),
-    coverage_points=(*COMMON, "retract_resume"),
+    coverage_points=(*COMMON, *OF_PARTS, "retract_resume"),
 )
 
 _LAYERS = LAYERED["layers"]

@@ -14,8 +14,8 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 
 CHECKPOINT = "eagle-tiny"
-#: An id that pairs of 512 tokens never propose, since its logit is 0. Without a prefix cache SGLang keeps room for all
-#: that a request may generate, unless it has a stop id, and then its pool never runs out.
+#: An id that pairs of 512 tokens never propose, since its logit is 0. SGLang keeps room for all that a request may
+#: generate, unless it has a stop id, and then its pool never runs out: without a prefix cache, and 0.5.23 with one too.
 NEVER = 511
 VOCAB = 500  # prompts stay below the special ids of the tiny vocabularies
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import cycle
+from typing import Any
 
 from cases.boots import OUTGROWN, Boot
 from cases.fixed import DRAIN, NEVER, abort, boot_program, chosen, request, steps, submit
+from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Op, Scenario
 
 
@@ -21,7 +24,13 @@ def retract(*rids: str) -> Op:
 
 def parts(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> list[Scenario]:
     """Each once; those for which the boot configuration has no pool or no prompts of its own are left out."""
-    program = partial(boot_program, prefix=prefix, checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine)
+    made = partial(boot_program, prefix=prefix, checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine)
+
+    def program(name: str, requests: Sequence[RequestSpec], *rest: Any, **more: Any) -> Scenario:
+        """Requests with each adapter in turn, and with none, where there are any."""
+        turns = cycle((*boot.engine.lora_paths, None))
+        return made(name, [one.model_copy(update={"lora_path": next(turns)}) for one in requests], *rest, **more)
+
     last = boot.engine.dp_size - 1
     beside = [request("z", 17, seed=397, new=26, dp_rank=last)] * (last > 0)
     also = [one.rid for one in beside]
@@ -58,10 +67,10 @@ def parts(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> list[Sce
             )
         )
     if boot.engine.max_total_tokens == OUTGROWN["max_total_tokens"]:
-        stops = (NEVER,) * (not boot.engine.radix_cache)
-        new = 60 if boot.spec.eagle_topk > 1 else 38  # a tree's reserve keeps the third out: two have to outgrow it
+        # Room for all that it may generate is kept for a request that nothing can stop; and for what it reserves 0.5.23
+        # may keep the third out, so that two have to outgrow the pool.
         long = [
-            request(rid, 30 - 2 * i - i * i, seed=321 + i, new=new + i, stop_ids=stops) for i, rid in enumerate("abc")
+            request(rid, 30 - 2 * i - i * i, seed=321 + i, new=60 + i, stop_ids=(NEVER,)) for i, rid in enumerate("abc")
         ]
         every.append(
             program(

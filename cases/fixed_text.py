@@ -74,9 +74,9 @@ def window(*, seed: int, length: int) -> tuple[int, ...]:
     return (first, *(TEXT[(start + at) % len(TEXT)] for at in range(1, length)))[:length]
 
 
-def written(rid: str, snippet: str, *, new: int) -> RequestSpec:
+def written(rid: str, snippet: str, *, new: int, stops: tuple[int, ...] = ()) -> RequestSpec:
     """A greedy request that goes on with a snippet."""
-    return RequestSpec(rid=rid, input_ids=tuple(SNIPPETS[snippet].encode()), max_new_tokens=new)
+    return RequestSpec(rid=rid, input_ids=tuple(SNIPPETS[snippet].encode()), max_new_tokens=new, stop_token_ids=stops)
 
 
 def text_shapes(
@@ -130,9 +130,12 @@ def text_shapes(
         ),
     ]
     if engine.max_total_tokens < EngineConfig().max_total_tokens:
-        three = [written("a", "loop", new=66), written("b", "import", new=60), written("c", "raise", new=63)]
+        lengths = {"a": ("loop", 66), "b": ("import", 60), "c": ("raise", 63)}
+        three = [written(rid, text, new=new) for rid, (text, new) in lengths.items()]
+        # what surely runs to its end has its place for all of that (see fixed_parts); no text has a byte of 0
+        ending = [written(rid, text, new=new, stops=(0,)) for rid, (text, new) in lengths.items()]
         every += [
-            program("pool", three, [submit(*"abc"), DRAIN], wants=["pool_exhausted", "partial_retraction"]),
+            program("pool", ending, [submit(*"abc"), DRAIN], wants=["pool_exhausted", "partial_retraction"]),
             program(
                 "taken-back",
                 three,

@@ -7,6 +7,7 @@ configurations are a short fixed list, since a reboot is what costs; everything 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 from hypothesis import strategies as st
@@ -84,14 +85,17 @@ def _asked(kit: Kit, opening: Opening, *, quiet: bool) -> tuple[RequestSpec, ...
 def _with_keys(kit: Kit, opening: Opening) -> tuple[RequestSpec, ...]:
     """Of every second scenario, whatever its template, some requests sample or ask for more; drawn last of all.
 
-    Not those that the template needs as they are, for the lengths of what they accept.
+    Not those that the template needs as they are, for the lengths of what they accept; and one that drafts stays.
     """
     own = kit.timeline.requests
     if not templates_rules.single(kit.boot) or kit.chance():
         return own
-    return tuple(
+    asked = [
         request if request.rules else templates_rules.perhaps_asking(request, kit.boot, kit.random) for request in own
-    )
+    ]
+    if (plain := _drafting(kit, own)) and not _drafting(kit, asked):
+        asked[own.index(plain[0])] = plain[0]
+    return tuple(asked)
 
 
 def _bystanders(kit: Kit, *, calm: int) -> None:
@@ -107,10 +111,15 @@ def _bystanders(kit: Kit, *, calm: int) -> None:
 def _one_that_drafts(kit: Kit, *, calm: int) -> None:
     """A greedy request that surely writes more than its first token, if there is none: else nothing may be drafted, or
     no verify be compared token by token."""
-    gone = {rid for _, op in kit.timeline.ops if op.kind == "abort" for rid in op.rids}
-    left = [request for request in kit.timeline.requests if request.rid not in gone]
-    if not any(one.greedy and one.max_new_tokens > 1 and not (one.stop_token_ids or one.rules) for one in left):
+    if not _drafting(kit, kit.timeline.requests):
         kit.timeline.arrive(calm, kit.request(kit.prompt_or_branch(kit.length()), new=kit.integer(2, 8)))
+
+
+def _drafting(kit: Kit, requests: Sequence[RequestSpec]) -> list[RequestSpec]:
+    """Those that are greedy, live to the end and write more than one token, whatever they are."""
+    gone = {rid for _, op in kit.timeline.ops if op.kind == "abort" for rid in op.rids}
+    left = [request for request in requests if request.rid not in gone]
+    return [one for one in left if one.greedy and one.max_new_tokens > 1 and not (one.stop_token_ids or one.rules)]
 
 
 def _interference(kit: Kit, *, calm: int, protected: tuple[str, ...]) -> None:

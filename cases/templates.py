@@ -328,12 +328,11 @@ def running_limit_reached(kit: Kit) -> Opening:
 def pool_exhausted(kit: Kit) -> Opening:
     """Prompts that fit the pool together with what a draft takes, and more to generate than it holds."""
     spec, count = kit.boot.spec, kit.integer(2, 4)
-    stops = (NEVER,) * (not kit.boot.engine.radix_cache)
     draft = max(spec.num_steps * spec.eagle_topk, spec.num_draft_tokens)
     share = kit.boot.engine.max_total_tokens // count - draft - 12
     for _ in range(count):
         request = kit.request(kit.prompt(kit.integer(share - 4, share)), new=kit.new_tokens(MOST_NEW - 2))
-        kit.timeline.arrive(kit.integer(0, 1), request.model_copy(update={"stop_token_ids": stops}))
+        kit.timeline.arrive(kit.integer(0, 1), request.model_copy(update={"stop_token_ids": (NEVER,)}))
     return Opening(calm=16)
 
 

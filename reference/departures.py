@@ -68,11 +68,11 @@ class Departure:
         """The rules of a request that its verifies follow; those of its first token are its own."""
         return rules
 
-    def counts(self, generated: Sequence[int], *, rounds: Sequence[int]) -> Sequence[int]:
+    def counts(self, generated: Sequence[int], *, known: Sequence[int], last: int) -> Sequence[int]:
         """Which tokens penalties and min_new_tokens count at a row, of those generated before it.
 
-        rounds: how many were generated before each verify of this attempt, this one's the last, each less its root;
-        none for the token after a prompt.
+        known: how many the scheduler had when it planned each verify of this attempt, this one's the last; none for the
+        token after a prompt. last: the prompt's last token.
         """
         return generated
 

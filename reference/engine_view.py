@@ -1,9 +1,10 @@
 """The only access of the reference to an engine's trace.
 
-It may see which rounds happened and how many rows ran once more in them, the committed tokens, what the engine chose
-and fed at each step, and the uniform numbers that decided a sampled verify, and nothing else: no positions, no cache
-slots, no hidden states, no logits. What is missing, incomplete or not a token id is reported as unknown (an empty tuple
-or None), so a broken trace can never break the reference. This module must not judge.
+It may see which rounds happened, whether the scheduler overlapped them, how many rows ran once more in them, the
+committed tokens, what the engine chose and fed at each step, and the uniform numbers that decided a sampled verify, and
+nothing else: no positions, no cache slots, no hidden states, no logits. What is missing, incomplete or not a token id
+is reported as unknown (an empty tuple or None), so a broken trace can never break the reference. This module must
+not judge.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class EngineView:
 
     def __init__(self, trace: Trace, spec: SpecConfig, vocab: int) -> None:
         self._rows, self._spec, self._vocab = trace.rows, spec, vocab
+        self.overlap = bool(trace.header.get("overlap"))
         self._ended = {end.rid for end in trace.ends}
         self._uniforms = {
             (event.dp_rank, event.data["round"], rid): (event.data, own)

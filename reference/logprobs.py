@@ -19,8 +19,9 @@ from reference.logit_rules import Rules
 
 #: Positions whose logits are held at a time.
 BLOCK = 64
-#: More of the most likely tokens than asked for are said: the last one asked for may change places with the next.
-BEYOND = 8
+#: More of the most likely tokens than asked for are said: those nearer to each other than rounding may change places,
+#: and in half precision a large vocabulary has many.
+BEYOND = 64
 
 
 def logprobs(rules: Rules, output: Sequence[int], states: Tensor, logits: Callable[[Tensor], Tensor]) -> dict[str, Any]:
@@ -42,7 +43,8 @@ def logprobs(rules: Rules, output: Sequence[int], states: Tensor, logits: Callab
         scaled = rows.double() / temperature
         values = scaled.log_softmax(-1)
         wanted = torch.tensor(tokens[places.start : places.stop], device=values.device)
-        top = values.topk(min(request.top_logprobs_num + BEYOND, values.shape[-1]), dim=-1)
+        wide = request.top_logprobs_num + (BEYOND if request.top_logprobs_num else 1)
+        top = values.topk(min(wide, values.shape[-1]), dim=-1)
         said["own"] += values.gather(-1, wanted[:, None])[:, 0].tolist()
         said["scales"] += scaled.nan_to_num(neginf=0.0).abs().amax(-1).tolist()
         said["top_ids"] += top.indices.tolist()

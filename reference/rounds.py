@@ -78,7 +78,7 @@ def _first(
     """Event('ruled') for the token after a prompt."""
     generated: Sequence[int] = drafts.timeline.tokens[len(rules.request.input_ids) : part.start + part.length]
     for departure in departures:
-        generated = departure.counts(generated, rounds=())
+        generated = departure.counts(generated, known=(), last=rules.request.input_ids[-1])
     return _event("ruled", part, Phase.PREFILL, first(logits, rules, generated, chosen[0] if chosen else None), rules)
 
 
@@ -99,6 +99,8 @@ def decode_rows(
     expected = drafts.trees(writer, rounds)
     trees = [known.tree or tree for (_, known), (tree, _) in zip(rounds, expected, strict=True)]
     starts, found = [part.start for part, _ in rounds], list[Decided]()
+    late, prompt = flying(drafts), rules.request.input_ids
+    had = [start + 1 - len(prompt) - late.get(start, 0) for start in starts]
     answers = verify(drafts.head, drafts.trunk, list(zip(starts, trees, strict=True)))
     for place, ((part, known), (own, drafted), tree, (hidden, logits)) in enumerate(
         zip(rounds, expected, trees, answers, strict=True)
@@ -117,22 +119,29 @@ def decode_rows(
             logits,
             known,
             rules,
-            drafts.timeline.tokens[len(rules.request.input_ids) : part.start + 1],
+            drafts.timeline.tokens[len(prompt) : part.start + 1],
             most=part.spec(drafts.spec).num_steps,
             drafted=drafted,
-            counts=partial(_counted, departures, starts[: place + 1], len(rules.request.input_ids)),
+            counts=partial(_counted, departures, had[: place + 1], prompt[-1]),
         )
         writer.add(part, Phase.ACCEPT, input_id=decided.walk.tokens, parent=decided.walk.nodes)
         found.append(decided)
     return found
 
 
+def flying(drafts: Drafts) -> dict[int, int]:
+    """Committed length -> tokens of the batch before, where overlap scheduling planned the next one without them."""
+    parts = drafts.timeline.parts if drafts.view.overlap else []
+    steps = [part.record.scheduler_step for part, _ in parts]
+    return {parts[i][0].start: len(parts[i - 1][1]) for i in range(1, len(parts)) if steps[i] == steps[i - 1] + 1}
+
+
 def _counted(
-    departures: Sequence[Departure], starts: Sequence[int], prompt: int, generated: Sequence[int]
+    departures: Sequence[Departure], known: Sequence[int], last: int, generated: Sequence[int]
 ) -> Sequence[int]:
     """What penalties count: all that was generated, but for departures."""
     for departure in departures:
-        generated = departure.counts(generated, rounds=[start - prompt for start in starts])
+        generated = departure.counts(generated, known=known, last=last)
     return generated
 
 

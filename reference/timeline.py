@@ -52,11 +52,10 @@ def _reached(parts: Sequence[Part]) -> int:
 
 
 def _last_committed(timeline: RequestTimeline) -> int:
-    """Tokens of the decode round a timeline ends with. A request that is retracted while its verify is in flight, which
-    overlap scheduling allows, never gets them and commits them anew.
+    """Tokens of the batch a timeline ends with. A request that is retracted while its verify, or the end of its prompt,
+    is in flight, which overlap scheduling allows, never gets them and commits them anew.
     """
-    part, committed = timeline.parts[-1] if timeline.parts else (None, ())
-    return len(committed) if part is not None and part.record.mode == "DECODE" else 0
+    return len(timeline.parts[-1][1]) if timeline.parts else 0
 
 
 def _follow(known: Sequence[int], parts: Sequence[Part], view: EngineView, *, restarted: bool) -> RequestTimeline:

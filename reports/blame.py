@@ -44,6 +44,15 @@ KV_MAP = tuple(
     f"sglang.srt.{module}:assign_req_to_token_pool"
     for module in ("mem_cache.allocation", "speculative.triton_ops.cache_locs", "speculative.spec_utils")
 )
+#: Of checks of what the user gets: the part, and who makes it.
+_PROCESSOR = ("scheduler_components.batch_result_processor", "scheduler_output_processor_mixin")
+RESULT = tuple(f"sglang.srt.managers.{module}:*.process_batch_result_" for module in _PROCESSOR)
+ANSWERS = {
+    "finish": ("end of a request", (f"{BATCH}:Req.update_finish_state", f"{BATCH}:Req.check_finished")),
+    "retraction": ("retraction", (f"{BATCH}:ScheduleBatch.retract_decode",)),
+    "aborts": ("abort of a request", ("sglang.srt.managers.scheduler:Scheduler.abort_request",)),
+}
+RETURNED = ("returned_states", "logprobs", "streamed", "counts")
 TREE = ("sglang.srt.speculative.eagle_utils:build_tree_kernel_efficient",)
 LOGITS = "sglang.srt.layers.logits_processor:LogitsProcessor.forward"
 #: What makes a cached prefix one of a draft, whose rows know the next token; then what looks it up.
@@ -156,9 +165,12 @@ def _place(found: Divergence, scenario: Scenario, release: str, around: Around) 
         overlap = compat.default_overlap(release, topk=spec.eagle_topk, device="cpu")
     row = compat.lookup(release, overlap=overlap)
     row = compat.multi_layer(row) if spec.algorithm == "MTP" else row
-    if found.check == "finish":
-        made = [f"{BATCH}:Req.update_finish_state", f"{BATCH}:Req.check_finished"]
-        return Place(component="end of a request", made=made)
+    if found.check in ANSWERS:
+        component, made = ANSWERS[found.check]
+        return Place(component=component, made=made)
+    if found.check in RETURNED:
+        sort = "prefill" if found.key.phase == Phase.PREFILL else "decode"
+        return Place(component="what is returned", made=[f"{call}{sort}" for call in RESULT])
     if found.key.phase == Phase.PREBUILT:
         return _seam(found, row, around)
     if found.check in PLANNED:
@@ -193,7 +205,7 @@ def _model(found: Divergence, row: compat.Release, backend: str, around: Around)
     if around.prefix and (key.phase != Phase.PREFILL or around.chunk is None or around.chunk[0] == around.prefix):
         made = PREFIX if side == "draft" else PREFIX[1:]
         return Place(component=f"{side}'s KV behind a cached prefix", made=made, read=read)
-    if key.phase in (Phase.DRAFT, Phase.VERIFY) and "KV slots read" not in around.right:
+    if key.phase in (Phase.DRAFT, Phase.VERIFY, Phase.EXTEND) and "KV slots read" not in around.right:
         plan = _plan(found, backend)
         return replace(plan, component=f"{side} model's forward, or the plan of its attention, which was not recorded")
     model = around.models.get(side, "")
@@ -203,13 +215,15 @@ def _model(found: Divergence, row: compat.Release, backend: str, around: Around)
 
 
 def _head(found: Divergence, row: compat.Release, backend: str, around: Around) -> Place:
-    """Logits or a choice that are wrong: the head, or the map of a draft's vocabulary, where the state is right."""
+    """Logits or a choice: who chooses, the map of a draft's vocabulary, the head; the model where its state is off."""
     side = _side(found)
     boot = [f"{row.worker_module}:{row.draft}.init_lm_head", f"{row.worker_module}:{row.draft}.__init__"]
     if side == "draft" and around.elsewhere:
         return Place(
             component="map of the draft's vocabulary", made=boot, read=[_caller(found, row)], writes=("hot_token_id",)
         )
+    if around.logits:
+        return Place(component=f"choice by the {side}'s logits", made=[_caller(found, row)])
     if not around.state:
         return _model(found, row, backend, around)
     if side == "draft" and around.weights:
@@ -269,7 +283,8 @@ def _first(calls: Sequence[str], release: str, writes: Sequence[str] = ()) -> st
             at = [str(line) for each, lines in there[name].writes.items() if each in writes for line in lines]
             wrote = f" ({writes[0]} at line{'s' * (len(at) > 1)} {', '.join(at[:MOST_LINES])})" if at else ""
             return f"{there[name].place} {name}{wrote}"
-    return f"{_file(calls[0].partition(':')[0])} {calls[0].partition(':')[2]}" if calls else ""
+    named = next((call for call in calls if "*" not in call), calls[0].replace("*.", "") if calls else ":")
+    return f"{_file(named.partition(':')[0])} {named.partition(':')[2]}" if calls else ""
 
 
 def _file(module: str) -> str:

@@ -19,7 +19,7 @@ from harness.contract.words import counted
 from harness.driving.accept_lengths import AcceptLengths
 from harness.driving.around import Around
 from harness.driving.progress import ScenarioResult
-from reports.blame import UNKNOWN, server_flags, where_lines
+from reports.blame import UNKNOWN, server_flags, where, where_lines
 from reports.prose import say
 
 #: Kinds that are about the engine's processes and resource accounting, not about what was drafted or verified.
@@ -41,20 +41,22 @@ def render_findings(
 ) -> None:
     """Every root finding of every failing scenario, the first `most` in full, then the facts and the commands.
 
-    A signature is printed once, with the scenarios that show it too; a scenario that shows nothing else is only named.
+    A signature in one part of SGLang is printed once, with the scenarios that show it too; a scenario that shows
+    nothing else is only named.
     look: name the command that judges again; False where that is what was just done. printed: see `render_known`.
     """
-    left, printed, shown = most, set() if printed is None else printed, set[str]()
+    left, printed, shown = most, set() if printed is None else printed, set[tuple[str, str]]()
     for one in results:
-        fresh = [finding for finding in roots_of(one) if finding.signature not in shown]
+        fresh = [finding for finding in roots_of(one) if _identity(one, finding) not in shown]
         if not fresh:
             continue
-        shown |= {finding.signature for finding in fresh}
+        shown |= {_identity(one, finding) for finding in fresh}
         for finding in fresh[: max(left, 0)]:
             say(console)
             render_finding(console, one, finding)
             render_known(console, one, finding.signature, printed=printed)
-            if also := [other.scenario.name for other in results if other is not one and _shows(other, finding)]:
+            same = _identity(one, finding)
+            if also := [other.scenario.name for other in results if other is not one and same in _identities(other)]:
                 say(console, f"  also in {counted(len(also), 'other scenario')}: {', '.join(also)}")
         if left > 0:
             render_next(console, one, look=look)
@@ -64,8 +66,14 @@ def render_findings(
         say(console, f"\n{more}; all of them are in findings.jsonl in each scenario's folder")
 
 
-def _shows(one: ScenarioResult, finding: Finding) -> bool:
-    return any(other.signature == finding.signature for other in roots_of(one))
+def _identity(one: ScenarioResult, finding: Finding) -> tuple[str, str]:
+    """Two defects may have one signature: where they are in SGLang tells them apart."""
+    found = where(finding.first, one.scenario, one.setup.release, around_of(one, finding.signature))
+    return finding.signature, found[0]
+
+
+def _identities(one: ScenarioResult) -> set[tuple[str, str]]:
+    return {_identity(one, finding) for finding in roots_of(one)}
 
 
 def render_first(console: Console, one: ScenarioResult, *, where: str, printed: set[str] | None = None) -> None:

@@ -66,25 +66,26 @@ def open_source(path: Path, *, judged: bool = True) -> Source:
 
 def _run(path: Path, *, judged: bool) -> Source:
     reader = RunReader.open(path, allow_incomplete=True)
-    folders = [folder for folder in reader.scenario_folders() if read_verdict(folder, ScenarioVerdict) is not None]
-    if not folders and judged:
+    found = reader.judged()
+    if not found and judged:
         raise StoreError(
             f"run {path} holds no scenario that was judged: there is nothing to report\n  run again:  {run_again(path)}"
         )
-    verdicts = [one.verdict() for folder in folders if (one := read_verdict(folder, ScenarioVerdict)) is not None]
     missing = ""
     if reader.verdict is None:
-        missing = f"the run is {reader.unfinished}; {counted(len(folders), 'scenario')} judged before that"
-    elif gone := {f"{one.scenario}-{one.scenario_id}" for one in reader.verdict.scenarios} - {f.name for f in folders}:
-        missing = f"the run is not whole: {min(gone)} was judged in it and is gone"
+        missing = f"the run is {reader.unfinished}; {counted(len(found), 'scenario')} judged before that"
+    elif gone := reader.gone(found):
+        missing = f"the run is not whole: {gone} was judged in it and is gone"
     whole = reader.verdict is not None and not missing
     return Source(
         folder=short(reader.folder),
         name=reader.folder.name,
         manifest=reader.manifest,
-        engine=_described(reader.manifest.engine.known(), folders),
-        verdict=reader.verdict.verdict() if whole and reader.verdict is not None else _merged(verdicts, missing),
-        folders=folders,
+        engine=_described(reader.manifest.engine.known(), list(found)),
+        verdict=reader.verdict.verdict()
+        if whole and reader.verdict is not None
+        else _merged([one.verdict() for one in found.values()], missing),
+        folders=list(found),
         missing=missing,
     )
 

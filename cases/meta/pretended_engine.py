@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.engines import closure, envs
 
-#: Bodies of the pretended interpreter. $3 is the control socket.
+#: Bodies of the pretended interpreter. $3 is the control socket. It imports nothing, so nothing is forked from it.
 ENDS = "echo 'Traceback (most recent call last):'\necho \"ModuleNotFoundError: No module named 'sglang'\"\nexit 1"
 SLEEPS = "echo started\nexec sleep 600"
 
@@ -22,7 +22,7 @@ def furnish(home: Path, *, body: str = ENDS, versions: Sequence[str] = envs.SUPP
     closure.torch_folder(folder).mkdir(parents=True)
     interpreter = closure.interpreter(folder)
     interpreter.parent.mkdir()
-    interpreter.write_text(f"#!/bin/sh\n{body}\n")
+    interpreter.write_text(f'#!/bin/sh\n[ "$3" = fork-server ] && exit 1\n{body}\n')
     interpreter.chmod(0o755)
     closure.write_marker(folder, {"key": closure.key(), "python": closure.python_tag(), "torch": "2.13.0+cpu"})
     for version in versions:

@@ -49,6 +49,34 @@ def test_a_wrong_state_is_blamed_on_what_made_it_where_its_inputs_are_right(phas
 
 
 @pytest.mark.parametrize(
+    ("check", "phase", "component", "made"),
+    [
+        (
+            "returned_states",
+            Phase.PREFILL,
+            "what is returned",
+            "batch_result_processor.py process_batch_result_prefill",
+        ),
+        ("logprobs", Phase.VERIFY, "what is returned", "batch_result_processor.py process_batch_result_decode"),
+        ("retraction", Phase.IDLE, "retraction", "ScheduleBatch.retract_decode"),
+        ("finish", Phase.ACCEPT, "end of a request", "Req.update_finish_state"),
+    ],
+)
+def test_what_the_user_gets_is_blamed_on_who_returns_it(check, phase, component, made):
+    said, maker = blamed(at(phase, kind=Kind.SHAPE, check=check, hint="row-again"))
+    assert said == component
+    assert maker.endswith(made)
+
+
+def test_a_wrong_choice_by_right_logits_is_blamed_on_who_chooses():
+    found = at(Phase.DRAFT_PREFILL, kind=Kind.TOKEN, hint="choice-in-top")
+    assert blamed(found, Around(state=True, logits=True)) == (
+        "choice by the draft's logits",
+        "srt/speculative/eagle_worker_v2.py EagleDraftWorker._draft_extend_for_prefill",
+    )
+
+
+@pytest.mark.parametrize(
     ("known", "component", "made"),
     [
         ({"elsewhere": True, "state": True}, "map of the draft's vocabulary", "init_lm_head"),
@@ -108,6 +136,10 @@ def test_the_right_logits_at_other_tokens_are_seen_and_only_these():
     row = handmade.find(engine, phase=Phase.DRAFT)
     found = replace(at(Phase.DRAFT), key=engine.rows.key(row), round=int(engine.rows.ints["round"][row]))
     assert not around(found, scenario, engine, reference, [found]).elsewhere
+    choice = replace(found, kind=Kind.TOKEN, hint="choice-in-top")
+    beside = replace(found, hint="logits-off")
+    assert around(choice, scenario, engine, reference, [choice]).logits
+    assert not around(choice, scenario, engine, reference, [choice, beside]).logits
     ids, logits = engine.rows.lists["top_ids"], engine.rows.lists["top_logits"]
     begin, end = ids.offsets[row : row + 2]
     assert end > begin

@@ -77,7 +77,8 @@ def told():
     return {"rid": "r0", "meta": meta, "pieces": pieces}
 
 
-def truth():
+def truth(step=1.0):
+    """step: how far the reference's likeliest tokens lie apart behind those that are asked for."""
     places = range(FIRST, len(TEXT))
     data = {
         "rid": "r0",
@@ -85,7 +86,7 @@ def truth():
         "own": [value(at) for at in places],
         "scales": [8.0 for _ in places],
         "top_ids": [[40 + rank for rank in range(8)] for _ in places],
-        "top_values": [[value(at, rank) for rank in range(8)] for at in places],
+        "top_values": [[value(at, min(rank, 1) + step * max(rank - 1, 0)) for rank in range(8)] for at in places],
         "ids": [[value(at, 5)] * 2 for at in places],
     }
     return Event(name="logprobs", scheduler_step=0, data=data)
@@ -96,12 +97,12 @@ def returned():
     return np.stack([handmade.hidden(0, at, TEXT[at]) for at in range(STATES)])
 
 
-def faults(check, data=None, states=None):
+def faults(check, data=None, states=None, step=1.0):
     """Signatures of what the check finds in an answer to r0."""
     event = Event(name="answer", scheduler_step=9, data=data or told())
     tensors = ENGINE.tensors | {"returned.r0": returned() if states is None else states}
     engine = replace(ENGINE, events=(*ENGINE.events, event), tensors=tensors)
-    reference = replace(REFERENCE, events=(*REFERENCE.events, truth()))
+    reference = replace(REFERENCE, events=(*REFERENCE.events, truth(step)))
     result = run_check(CHECKS[check], gather(GIVEN, engine, reference))
     assert not result.unknown
     return [found.signature for found in result.divergences], result.compared
@@ -184,6 +185,13 @@ def test_a_log_probability_that_is_off_is_named(path, new, signature):
     found, _ = faults("logprobs", changed(("meta", *path), new))
     assert signature in found
     assert len(found) == (1 if path != ("output_token_logprobs", 8) else 3)  # the other lists are as long as that one
+
+
+def test_a_token_that_rounding_brings_among_the_likeliest_is_none_that_is_off():
+    """What the reference says nothing of is no likelier than the last one it names: near enough, or too far."""
+    unnamed = changed(("meta", "output_top_logprobs", 4, 1, 1), lambda token: token + 100)
+    assert faults("logprobs", unnamed, step=1.0)[0] == ["TOKEN:logprobs:ACCEPT:output-top-logprobs-token"]
+    assert faults("logprobs", unnamed, step=1e-7)[0] == []
 
 
 STREAMS = [

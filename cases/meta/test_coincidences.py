@@ -91,19 +91,19 @@ PAIRS = (
     ),
     Left(where="oss-*", what="size: *", why=WINDOWS, apart="eagle-apart"),
     Left(
-        where="eagle3-next mtp-next mla-next",
+        where="eagle3-next mtp-next mla-next mla-next512",
         what="size: *",
         why="new weights have the shapes of those they replace",
         apart="eagle-apart",
     ),
     Left(where="mtp-window mtp-narrow", what="size: *", why=WINDOWS, apart="mtp-apart"),
     # What was made before anybody looked
-    Left(where="eagle-tiny eagle-next eagle-head64 qwen3-eagle", what="*", why=KEPT, apart="eagle-apart"),
+    Left(where="eagle-tiny eagle-next eagle-next64 eagle-head64 qwen3-eagle", what="*", why=KEPT, apart="eagle-apart"),
     Left(where="eagle3-tiny eagle3-one eagle3-two eagle3-wide eagle3-normed", what="*", why=KEPT, apart="eagle-apart"),
     Left(where="qwen3-tiny qwen3-wide qwen3-four", what="*", why=KEPT, apart="eagle-apart"),
     Left(where="mtp-tiny", what="*", why=KEPT, apart="mtp-apart"),
     Left(where="mtp-chained", what="*", why=KEPT, apart="mtp-chained-apart"),
-    Left(where="mla-tiny", what="*", why=KEPT, apart="mla-apart"),
+    Left(where="mla-tiny mla-latent512", what="*", why=KEPT, apart="mla-apart"),
     Left(where="trained-*", what="size: *", why="what defects cost was measured with it", apart="eagle-apart"),
 )
 SCENARIOS = (
@@ -111,7 +111,7 @@ SCENARIOS = (
     Left(where="*shared-prefix", what="beginning: *", why="prompts that begin alike"),
     Left(where="*finish-together dp/every-rank-idle disagg/all-end-at-once", what="limit: *", why="they end together"),
     Left(
-        where="mtp/apart-pool-runs-out",
+        where="*pool-runs-out",
         what="stops: *",
         why="an id that is never proposed lets a pool run out",
     ),

@@ -1,5 +1,7 @@
 """Coverage points of ranks, each on the smallest two-rank trace that has it and on the nearest that has it not."""
 
+from dataclasses import replace
+
 import pytest
 
 from cases.meta import handmade
@@ -122,6 +124,20 @@ def test_point_of_ranks_is_counted_where_it_happens_and_nowhere_else(name):
     having, lacking = TRACES[name]
     assert POINTS[name].count(GIVEN, having) == 1
     assert POINTS[name].count(GIVEN, lacking) == 0
+
+
+def test_a_batch_in_flight_when_its_requests_end_does_not_hide_that_they_ended_together():
+    """Under overlap scheduling one more verify of them is on the way, of which nothing is kept."""
+    having, _ = TRACES["idle_after_all_finished"]
+    first, beside, last, idle_one = having.rounds
+    flying = decode(2, ("r0", 8, 4), ("r2", 8, 4))
+    later = [replace(one, scheduler_step=one.scheduler_step + 1, index=one.index + 1) for one in (last, idle_one)]
+    overlapped = trace(first, beside, last, flying, *later, ends=having.ends)
+    assert POINTS["idle_after_all_finished"].count(GIVEN, overlapped) == 1
+    still = trace(
+        first, beside, last, decode(2, ("r0", 7, 4), ("r2", 8, 4)), *later, ends=(end("r0", 2, 7), having.ends[1])
+    )
+    assert POINTS["idle_after_all_finished"].count(GIVEN, still) == 0
 
 
 def test_one_rank_is_never_idle_beside_another():

@@ -3,7 +3,7 @@
 import pytest
 
 from cases.checkpoints import RECIPES
-from cases.families import FAMILIES
+from cases.families import FAMILIES, OF_PARTS
 from harness.cli.programs import check_scenarios, choose_scenarios
 from harness.cli.run import _known_failures
 from harness.contract.usage import UsageError
@@ -38,3 +38,18 @@ def test_a_set_names_the_known_findings_that_its_own_requests_meet(family, known
     said = _known_failures(list(FAMILIES[family].scenarios), "cpu", [])
     assert {line.split()[0] for line in said} == known
     assert _known_failures(list(FAMILIES[family].scenarios), "cpu", sorted(known)) == []
+
+
+#: About answers and about caches, on the pairs and with the drafts of other families.
+ON_OTHERS = {"texts", "hicache"}
+
+
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - ON_OTHERS))
+def test_a_family_drafts_three_and_five_steps_and_something_happens_to_a_part_of_its_batches(name):
+    family = FAMILIES[name]
+    specs = [one.spec for one in family.scenarios]
+    groups = [group for spec in specs for group in (spec.adaptive or {}).values() if isinstance(group, dict)]
+    steps = {spec.num_steps for spec in specs} | {steps for group in groups for steps in group["candidate_steps"]}
+    assert {3, 5} <= steps
+    assert set(OF_PARTS) <= set(family.coverage_points)
+    assert any(boot.engine.max_total_tokens < 512 for boot in family.boots), "generated ones can exhaust a pool too"

@@ -120,7 +120,9 @@ def test_each_root_finding_gets_the_smallest_scenario_that_shows_it(monkeypatch)
     monkeypatch.setattr(making, "LiveEngines", Pretended)
     result = results.run_of(results.judged("one", results.one_ahead), results.judged("two"))
     assert result.verdict.outcome is Outcome.FAIL
-    plan = SimpleNamespace(env=SimpleNamespace(version="0.5.23"), device="cpu", lease=None, assumed=(), revert=None)
+    plan = SimpleNamespace(
+        env=SimpleNamespace(version="0.5.23"), device="cpu", lease=None, copies=False, assumed=(), revert=None
+    )
     plan.own, plan.reference = None, "paper"
     seen = []
     found = list(

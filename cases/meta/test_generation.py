@@ -92,6 +92,15 @@ def test_requests_of_any_program_ask_for_what_comes_back_and_need_no_other_batch
         assert len({request.token_ids_logprob for request in scenario.requests}) == 1
 
 
+@pytest.mark.parametrize("boot", [*BOOTS, *TREES])
+def test_one_request_of_every_program_is_verified_token_by_token(boot):
+    """What samples, stops or has rules of its own is judged otherwise, or by a replacement kernel not at all."""
+    for scenario in some(boot, count=200):
+        gone = {rid for op in scenario.script if op.kind == "abort" for rid in op.rids}
+        left = [one for one in scenario.requests if one.rid not in gone and not one.stop_token_ids and not one.rules]
+        assert any(one.greedy and one.max_new_tokens > 1 for one in left), scenario.name
+
+
 def test_ranks_are_drawn_where_there_are_several_and_a_template_keeps_its_own():
     drawn = some("dp", count=4 * len(possible(DP_BOOTS["dp"])))
     assert {request.dp_rank for scenario in drawn for request in scenario.requests} == {0, 1}

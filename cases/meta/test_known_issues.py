@@ -21,7 +21,7 @@ from harness.checks import CHECKS
 from harness.cli.documents import known_document
 from harness.cli.main import app
 from harness.contract import known_issues
-from harness.contract.conditions import LARGEST_GRAPH, NO_DRAFT
+from harness.contract.conditions import LARGEST_GRAPH, NO_DRAFT, PREFILL_GRAPHS
 from harness.contract.json_files import BadDocument
 from harness.contract.known_issues import (
     FOLDER,
@@ -39,7 +39,7 @@ from harness.contract.requests import ADJUSTING, CUTTING
 from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.contract.types import Kind, Phase
 from harness.driving.own_pair import draft_facts
-from harness.engines.launch import GRAPH_SIZES
+from harness.engines.launch import GRAPH_SIZES, PREFILL_GRAPH_SIZES
 from reports.known_issues import index_markdown, page_markdown
 
 ROOT = Path(__file__).parents[2]
@@ -137,8 +137,10 @@ def test_its_window_is_the_same_wherever_it_is_printed(one):
     assert f"| releases | {one.window}; seen on {', '.join(one.releases.seen)}" in page.stdout
     pointer = known_issues._known(one, "cpu")
     assert f"; {one.window}" in pointer.line
-    files = [f"docs/findings/repro/{one.id}.{sort}" for sort in ("py", "patch")]
-    shown = f"; shown by {', taken away by '.join(files)}" if (FOLDER / "repro" / f"{one.id}.py").exists() else ""
+    sorts = {"py": "shown", "patch": "taken away"}
+    files = {f"docs/findings/repro/{one.id}.{sort}": word for sort, word in sorts.items()}
+    there = {file: word for file, word in files.items() if (FOLDER.parents[1] / file).exists()}
+    shown = "".join(f"; {word} by {file}" for file, word in there.items())
     assert pointer.line.endswith(f"{one.upstream.link}{shown}), see  eaglecheck findings {one.id}")
     assert known_document([pointer])[0]["releases"] == one.window
     (said,) = without_effect([one.id], [], release="0.5.23")
@@ -381,6 +383,8 @@ def test_a_fix_that_was_taken_out_is_known_on_every_release():
         ("EAGLE3", {"architectures": ["LlamaForCausalLMEagle3"], "norm_before_residual": False}, ["fc.weight"], ""),
         ("EAGLE", {"architectures": ["LlamaForCausalLMEagle"]}, ["fc.weight"], "F-031"),
         ("EAGLE3", {"architectures": ["LlamaForCausalLMEagle3"], "square": True}, ["model.fc.weight"], "F-006"),
+        ("EAGLE3", {}, ["layers.0.hidden_norm.weight", "layers.1.input_layernorm.weight"], "F-102"),
+        ("EAGLE3", {}, [f"layers.{i}.hidden_norm.weight" for i in range(2)], ""),
         ("EAGLE", {"architectures": ["LlamaForCausalLMEagle"]}, ["fc.weight", "fc.bias"], ""),
         ("EAGLE", {"architectures": ["LlamaForCausalLM"]}, ["fc.weight", "fc.bias"], "F-032"),
         ("EAGLE", {"architectures": ["Ernie4_5_MoeForCausalLM"]}, ["lm_head.weight"], "F-033"),
@@ -415,6 +419,10 @@ def test_layers_run_eagerly_without_graphs_or_with_more_requests_than_any_is_cap
     for what in ("off", "nan"):
         assert ids(f"NUMERIC:verify:VERIFY:hidden_out-{what}", made, release="0.5.13") == expected
     assert max(GRAPH_SIZES) == LARGEST_GRAPH
+    assert (
+        min(PREFILL_GRAPH_SIZES) // 2,
+        max(PREFILL_GRAPH_SIZES),
+    ) == PREFILL_GRAPHS  # padding at most doubles
 
 
 @pytest.mark.parametrize(("device", "offered"), [("cpu", True), ("cuda", False)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,10 +18,12 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.types import Kind, Outcome
 from harness.defects import departures
+from harness.defects.counted_roots import CountsRoots
 from harness.driving.judging import judge_scenario, judge_with
 from harness.driving.oracle import Oracle
 from harness.driving.progress import Setup
 from reference.pairs import load_pair
+from reference.rounds import flying
 from reference.session import ReferenceSession
 
 ROOT = Path(__file__).parents[2]
@@ -152,3 +155,17 @@ def test_all_that_it_explains_is_one_finding_and_another_fault_beside_it_is_not(
     assert {one.signature for one in roots} == {apart[0].signature, *(one.signature for one in beside)}
     again = judge_scenario(defect.scenario, trace, judged.reference, setup=setup)
     assert (again.findings, again.known) == (judged.findings, judged.known), "a stored run says the same"
+
+
+def test_penalties_count_the_last_token_that_the_scheduler_has():
+    """F-037: rounds at steps 3 and 4 are planned without the batch before, the one at 7 is not."""
+    parts = [
+        (SimpleNamespace(start=start, record=SimpleNamespace(scheduler_step=step)), committed)
+        for start, step, committed in ((0, 2, (50,)), (3, 3, (51, 52)), (5, 4, (53,)), (6, 7, (54,)))
+    ]
+    prompt, generated, counted = 3, (50, 51, 52, 53, 54), CountsRoots()
+    for overlap, known, tokens in ((False, [1, 3, 4], [50, 52, 53]), (True, [0, 1, 4], [9, 50, 53])):
+        drafts = SimpleNamespace(view=SimpleNamespace(overlap=overlap), timeline=SimpleNamespace(parts=parts))
+        late = flying(drafts)
+        had = [part.start + 1 - prompt - late.get(part.start, 0) for part, _ in parts[1:]]
+        assert (had, counted.counts(generated, known=had, last=9)) == (known, tokens)

@@ -110,6 +110,7 @@ def test_a_targets_own_mtp_layers_draft_where_no_draft_is_named(folder, config, 
     alone, named = own_pair(target, None), own_pair(target, target)
     assert (alone.algorithm, alone.layers) == kind
     assert alone.facts() == named.facts()
+    assert alone.facts()["draft"]["layers"] == kind[1]
     assert alone.facts()["draft"]["parameters"] == sum(math.prod(shape) for shape in tensors.values())
     assert "the target's own MTP layers" in described(alone.facts())
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from cases.checkpoints import make
+from harness.checks.evidence import gather
+from harness.checks.inputs import check_inputs
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Op, Scenario, SpecConfig
 from harness.contract.trace import FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, RequestEnd, RowBuilder, Trace
@@ -369,8 +371,9 @@ def test_no_damage_to_a_trace_breaks_the_reference(tiny):
         session.replay(scenario, replace(broken, rounds=tuple(rounds)))
 
 
-@pytest.mark.parametrize("lost", [0, 1])  # 1: retracted while the verify of its last round was in flight
-def test_a_retracted_request_starts_again_from_everything_it_has(tiny, lost):
+def retracted(tiny, lost):
+    """(session, request, engine, cut): a request that starts again behind round `cut`. lost: 1 where its verify was in
+    flight."""
     spec = SPECS[0]
     session, request, before = run(tiny, spec, seed=4, new=20)
     decodes = [record for record in before.rounds if record.mode == "DECODE"]
@@ -385,7 +388,40 @@ def test_a_retracted_request_starts_again_from_everything_it_has(tiny, lost):
     second = session.speculate(again, chunk=6)
     second = edited(second, change=lambda rows, i, values: values.update(attempt=1))
     second = replace(second, rounds=tuple(replace(record, attempts=(1,)) for record in second.rounds))
-    engine = merged(first, second)
+    return session, request, merged(first, second), cut
+
+
+@pytest.mark.parametrize("lost", [0, 1])  # 1: retracted while the verify of its last round was in flight
+def test_a_retracted_request_starts_again_from_everything_it_has(tiny, lost):
+    session, request, engine, _ = retracted(tiny, lost)
+    replayed = session.replay(scenario_of(SPECS[0], request), engine)
+    assert not stopped(replayed)
+    assert_same_rows(replayed, engine)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_what_a_retracted_request_never_got_may_be_another_token(tiny, lost):
+    """The verify in flight is verified anew, in another batch or by other uniforms; one whose tokens count is not."""
+    _, request, engine, cut = retracted(tiny, lost)
+
+    def other(rows, i, values):
+        at = rows.ints["round"][i], rows.ints["attempt"][i], rows.strings["phase"][i]
+        if at == (cut.index, 0, "ACCEPT"):
+            values["input_id"] = (int(rows.ints["input_id"][i]) + 1) % 512
+
+    whole = replace(edited(engine, change=other), ends=run(tiny, SPECS[0], seed=4, new=20)[2].ends)
+    found = check_inputs(gather(scenario_of(SPECS[0], request), whole, None))
+    assert any(one.hint == "output-differs" for one in found.divergences) is not bool(lost)
+
+
+def test_a_request_retracted_while_the_end_of_its_prompt_is_in_flight_starts_again_without_its_first_token(tiny):
+    spec = SPECS[0]
+    session, request, before = run(tiny, spec, seed=4, new=20)
+    cut = [record for record in before.rounds if record.mode == "PREFILL"][-1]
+    first = edited(before, keep=lambda rows, i: rows.ints["round"][i] <= cut.index)
+    first = replace(first, rounds=before.rounds[: cut.index + 1], ends=())
+    second = edited(session.speculate(request, chunk=6), change=lambda rows, i, values: values.update(attempt=1))
+    engine = merged(first, replace(second, rounds=tuple(replace(one, attempts=(1,)) for one in second.rounds)))
     replayed = session.replay(scenario_of(spec, request), engine)
     assert not stopped(replayed)
     assert_same_rows(replayed, engine)

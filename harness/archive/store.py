@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -140,6 +140,17 @@ class RunReader:
     def scenario_folders(self) -> list[Path]:
         """The folders of all scenarios that left a scenario.json."""
         return sorted(path.parent for path in self.folder.glob(f"*/{SCENARIO}"))
+
+    def judged(self) -> dict[Path, ScenarioVerdict]:
+        """Those that were stored whole, with their verdicts: a scenario's verdict is written last."""
+        found = ((folder, read_verdict(folder, ScenarioVerdict)) for folder in self.scenario_folders())
+        return {folder: verdict for folder, verdict in found if verdict is not None}
+
+    def gone(self, there: Iterable[Path]) -> str:
+        """The first scenario that a whole run judged and that is not among its folders; empty where all are."""
+        named = () if self.verdict is None else self.verdict.scenarios
+        names = {f"{one.scenario}-{one.scenario_id}" for one in named}
+        return min(names - {folder.name for folder in there}, default="")
 
     def scenarios(self, *, reference: bool = True) -> Iterator[StoredScenario]:
         """Every scenario, one at a time: traces can be large. reference False: its trace is not looked at."""

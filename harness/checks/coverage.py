@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from harness.checks.accepts import sampler_replaced
 from harness.checks.evidence import Evidence
+from harness.contract.conditions import PREFILL_GRAPHS
 from harness.contract.providers import is_witness
 from harness.contract.trace import replaced_kernels
 from harness.contract.types import Phase
@@ -24,7 +25,7 @@ OWN_KERNEL = "flag"
 #: What a header calls a replacement kernel, and what a verdict does.
 NAMES = {"stand-in": "our kernel"}
 
-#: Wanted of whoever asks for prefill graphs.
+#: The coverage point of prefill graphs.
 IN_GRAPH = "prompt_in_graph"
 ALWAYS = ("positions", "tokens", "extend_inputs", "cache_slots")
 WHEN_DECODING = ("parents", "accepts")
@@ -86,13 +87,19 @@ def coverage_wanted(evidence: Evidence) -> tuple[dict[str, int], dict[str, int],
     """(coverage point -> times it happened, coverage point -> positions inside it, reasons for UNKNOWN)."""
     seen, inside = count(evidence.scenario, evidence.engine)
     reasons = []
-    in_graphs = (IN_GRAPH,) if evidence.scenario.engine.prefill_cuda_graph else ()
-    for name in (*evidence.scenario.wants, *in_graphs):
+    for name in (*evidence.scenario.wants, *_in_graphs(evidence)):
         if name not in POINTS:
             reasons.append(f"asked for {name}, an unknown coverage point")
         elif not seen.get(name):
             reasons.append(f"asked for {name}, never happened: {POINTS[name].meaning}")
     return seen, inside, reasons
+
+
+def _in_graphs(evidence: Evidence) -> tuple[str, ...]:
+    """What is wanted of whoever asks for prefill graphs and has a batch of prompts that fits one."""
+    fewest, most = PREFILL_GRAPHS
+    fits = (fewest <= sum(one.lens) <= most for one in evidence.engine.rounds if one.mode == "PREFILL")
+    return (IN_GRAPH,) if evidence.scenario.engine.prefill_cuda_graph and any(fits) else ()
 
 
 def compared_enough(evidence: Evidence, compared: dict[str, int], exempt: frozenset[str]) -> list[str]:

@@ -5,7 +5,8 @@ This module must not judge. It answers "which rows", "which token stands at inde
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -80,6 +81,7 @@ class Evidence:
     aligned: Aligned | None
     table: Table
     full: dict[str, dict[int, int]]
+    lost: dict[tuple[str, int], dict[int, int]]
     parts: dict[tuple[str, int], list[Part]]
     last: dict[str, Part]
     ended: frozenset[str]
@@ -88,6 +90,10 @@ class Evidence:
     logit_noise: LogitNoise
     #: how large target logits of each request are, and how far rounding moves them
     target_scales: dict[str, tuple[float, float]]
+
+    def text(self, share: Share) -> Mapping[int, int]:
+        """index -> token of a request as a batch of it has them, those among them that a retraction took back."""
+        return ChainMap(self.lost.get(share[1:3], {}), self.full.get(share[1], {}))
 
     def choice_limit(self, rid: str) -> float:
         """Margins of a request's target choices that are nearer than this are ties."""
@@ -137,6 +143,7 @@ def gather(scenario: Scenario, engine: Trace, reference: Trace | None) -> Eviden
         aligned=None if reference is None else align(engine.rows, reference.rows),
         table=table,
         full=full,
+        lost=_lost(table, parts),
         parts=parts,
         last={rid: listed[-1] for (rid, _), listed in sorted(parts.items())},
         ended=frozenset(end.rid for end in engine.ends) | _complete(scenario, engine, full),
@@ -144,6 +151,24 @@ def gather(scenario: Scenario, engine: Trace, reference: Trace | None) -> Eviden
         logit_noise=noise,
         target_scales=target_scales(reference, noise),
     )
+
+
+def _lost(table: Table, parts: dict[tuple[str, int], list[Part]]) -> dict[tuple[str, int], dict[int, int]]:
+    """(rid, attempt) -> index -> token that it committed and that the next attempt began without: in flight when the
+    request was retracted, which overlap scheduling allows."""
+    found = dict[tuple[str, int], dict[int, int]]()
+    for (rid, attempt), again in parts.items():
+        begun = next((one.start + one.length for one in again if one.record.mode == "PREFILL" and one.final), None)
+        if begun is None:
+            continue
+        for part in parts.get((rid, attempt - 1), ()):
+            for index in table.of(part.share, Phase.ACCEPT):
+                if (where := part.start + 1 + table.ints["slot"][index]) >= begun:
+                    found.setdefault((rid, attempt - 1), {})[where] = table.ints["input_id"][index]
+            chunk = table.of(part.share, Phase.PREFILL) if part.final and part.record.mode == "PREFILL" else []
+            if chunk and table.chosen(chunk[-1]) and part.start + part.length >= begun:
+                found.setdefault((rid, attempt - 1), {})[part.start + part.length] = table.chosen(chunk[-1])[0]
+    return found
 
 
 def _complete(scenario: Scenario, engine: Trace, full: dict[str, dict[int, int]]) -> frozenset[str]:

@@ -9,6 +9,7 @@ read what the previous draft forward proposed, and the verify reads exactly thos
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.checks.evidence import Evidence
@@ -53,7 +54,7 @@ def _prompt_rows(evidence: Evidence, result: CheckResult) -> None:
     slots = evidence.table.ints["slot"]
     for share, indices in evidence.table.each(Phase.PREFILL):
         for index in indices:
-            expected = evidence.full.get(share[1], {}).get(share[3] + slots[index])
+            expected = evidence.text(share).get(share[3] + slots[index])
             _token(evidence, index, expected, "not-the-text", result)
 
 
@@ -68,7 +69,7 @@ def _proposal_rows(evidence: Evidence, result: CheckResult) -> None:
                 _token(evidence, index, _at(proposals[0], slot), "not-the-first-proposal", result)
         _later_steps(evidence, steps, result)
     for share, nodes in evidence.table.each(Phase.VERIFY):
-        committed = evidence.full.get(share[1], {}).get(share[3])
+        committed = evidence.text(share).get(share[3])
         for index in nodes:
             if evidence.table.ints["slot"][index] == 0:
                 _token(evidence, index, committed, "root-is-not-last-committed", result)
@@ -131,7 +132,7 @@ def _committed_rows(evidence: Evidence, result: CheckResult) -> None:
     slots = evidence.table.ints["slot"]
     for share, indices in evidence.table.each(Phase.ACCEPT):
         for index in indices:
-            expected = evidence.full.get(share[1], {}).get(share[3] + 1 + slots[index])
+            expected = evidence.text(share).get(share[3] + 1 + slots[index])
             _token(evidence, index, expected, "output-differs", result)
 
 
@@ -148,7 +149,7 @@ class _Window:
     stop: int
     known: int
     final: bool
-    full: dict[int, int]
+    full: Mapping[int, int]
     proposals: list[list[int]]
     guess: list[int]
     guesses: bool
@@ -229,7 +230,7 @@ def _window(
         stop=stop,
         known=max(ends.get((share[1], share[2]), 0), stop) if early else stop + 1,
         final=final,
-        full=evidence.full.get(share[1], {}),
+        full=evidence.text(share),
         proposals=_last_choices(evidence, indices),
         guess=evidence.table.chosen(target[-1])[:1] if target else [],
         guesses=assumed and early,

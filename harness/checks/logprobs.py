@@ -186,17 +186,19 @@ def _ids(truth: _Truth, index: int, entry: Any, name: str) -> Divergence | None:
 def _top(truth: _Truth, index: int, entry: Any, name: str) -> Divergence | None:
     """The most likely tokens, best first: values in order of rank, and each that of its token.
 
-    Two tokens nearer to each other than the limit may change places.
+    Two tokens nearer to each other than the limit may change places. A token of which the reference says nothing is as
+    likely as the last one of which it does, at most.
     """
     place, count = index - truth.data["first"], truth.request.top_logprobs_num
     if len(entry or ()) != count:
         return truth.fault(index, Kind.SHAPE, len(entry or ()), count, f"{name}-width")
     known = dict(zip(truth.data["top_ids"][place], truth.data["top_values"][place], strict=True))
+    most = truth.data["top_values"][place][-1] if len(known) > count else float("-inf")
     for rank, (value, token, _) in enumerate(entry):
         expected = truth.data["top_values"][place][rank]
         if (fault := _value(truth, index, value, expected, name)) is not None:
             return fault
-        if abs(known.get(token, float("-inf")) - expected) > 2 * truth.limit(index):
+        if abs(known.get(token, most) - expected) > 2 * truth.limit(index):
             return truth.fault(index, Kind.TOKEN, token, truth.data["top_ids"][place][rank], f"{name}-token")
     if len({one[1] for one in entry}) != count:
         return truth.fault(index, Kind.TOKEN, [one[1] for one in entry], "each token once", f"{name}-token")

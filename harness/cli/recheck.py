@@ -12,7 +12,6 @@ from rich.console import Console
 
 from harness.archive.again import run_again, short
 from harness.archive.digests import SUMS
-from harness.archive.records import ScenarioVerdict
 from harness.archive.run_folders import is_case, is_ours, judgeable, unfinished, whole
 from harness.archive.store import (
     MANIFEST,
@@ -22,7 +21,6 @@ from harness.archive.store import (
     StoredScenario,
     UnreadableError,
     read_case,
-    read_verdict,
     reproducer_of,
 )
 from harness.archive.trace_faults import TraceError
@@ -237,11 +235,9 @@ def _unsealed(folder: Path) -> str:
 def _open_run(path: Path, *, reference: bool) -> _Stored:
     reader = RunReader.open(path, allow_incomplete=True)
     if reader.verdict is not None:
-        judged = {f"{one.scenario}-{one.scenario_id}" for one in reader.verdict.scenarios}
-        gone = judged - {folder.name for folder in reader.scenario_folders()}
-        if gone:
+        if gone := reader.gone(reader.scenario_folders()):
             raise UnreadableError(
-                f"run {path} is incomplete: {min(gone)} was judged in it, and is gone or has no {SCENARIO}\n"
+                f"run {path} is incomplete: {gone} was judged in it, and is gone or has no {SCENARIO}\n"
                 f"  copy the whole run folder again, or run again:  {run_again(path)}"
             )
         cases = list(reader.scenarios(reference=reference))
@@ -253,9 +249,7 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
             before=reader.verdict.outcome,
             missing=_cut_off(cases),
         )
-    # of a run that was cut off, what was stored whole: a scenario's verdict is written last
-    folders = [folder for folder in reader.scenario_folders() if read_verdict(folder, ScenarioVerdict)]
-    cases = [read_case(folder, reference=reference) for folder in folders]
+    cases = [read_case(folder, reference=reference) for folder in reader.judged()]
     if not cases and not reader.live:
         raise UnreadableError(
             f"run {path} holds no scenario: it ended before the first one was judged\n  run again:  {run_again(path)}"

@@ -16,6 +16,8 @@ from harness.contract.usage import unknown
 
 #: The most requests that an engine captures a graph for by default (GRAPH_SIZES of harness.engines.launch).
 LARGEST_GRAPH = 4
+#: The most and the fewest prompt tokens of a batch that a prefill graph is captured for (PREFILL_GRAPH_SIZES there).
+PREFILL_GRAPHS = (2, 512)
 #: All that a condition may be made of.
 GRAMMAR = (
     *(ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.Name, ast.Load, ast.Constant),
@@ -25,9 +27,10 @@ GRAMMAR = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFacts:
-    """What a condition can say of a draft that the user named: its config's keys, and what its file shows of `fc`.
+    """What a condition can say of a draft that the user named: its config's keys, and what its file shows.
 
-    fc_square: it makes no more of its input, as of one feature in EAGLE-3.
+    fc_square: fc makes as much as it reads, as of one feature in EAGLE-3. later_input_norm: an EAGLE-3 layer behind the
+    first has an input_layernorm and no hidden_norm.
 
     Of a pair of ours nothing: there `checkpoint` says which it is.
     """
@@ -37,6 +40,7 @@ class DraftFacts:
     norm_before_residual: bool = False
     fc_bias: bool = False
     fc_square: bool = False
+    later_input_norm: bool = False
 
 
 #: Of a draft that is not known.

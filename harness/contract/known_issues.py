@@ -377,7 +377,7 @@ class Known:
     def line(self) -> str:
         link = f", {self.link}" if self.link else ""
         fixed = f", fixed in {self.fixed_in}" if self.fixed_in else ""
-        shown = f"; shown by {', taken away by '.join(self.shown)}" if self.shown else ""
+        shown = "".join(f"; {'shown' if one.endswith('.py') else 'taken away'} by {one}" for one in self.shown)
         text = f"{self.title}; {self.window}{fixed}{link}{shown}"
         return f"known: {self.id} ({text}), see  eaglecheck findings {self.id}"
 

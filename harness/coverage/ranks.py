@@ -12,7 +12,7 @@ from itertools import pairwise
 from harness.contract.batches import leading_rounds
 from harness.contract.scenario import Scenario
 from harness.contract.trace import RoundRecord, Trace
-from harness.coverage.points import Place, Where, coverage_point, finished
+from harness.coverage.points import Place, Where, coverage_point, finished, last_output
 
 
 def _scheduler_steps(trace: Trace) -> dict[int, dict[int, RoundRecord]]:
@@ -85,8 +85,12 @@ def idle_between_requests(scenario: Scenario, trace: Trace) -> Iterator[Place]:
             yield record
 
 
-def _gone_quiet(trace: Trace) -> Iterator[tuple[RoundRecord, RoundRecord]]:
-    """A rank's last batch before it went idle beside others, with its first idle batch after that."""
+def _gone_quiet(scenario: Scenario, trace: Trace) -> Iterator[tuple[RoundRecord, RoundRecord]]:
+    """A rank's last batch before it went idle beside others, with its first idle batch after that.
+
+    A batch of which nothing was left is none: under overlap scheduling one is in flight when all requests end.
+    """
+    outputs = {end.rid: last_output(scenario, end) for end in trace.ends if end.reason != "abort"}
     before: dict[int, RoundRecord] = {}
     for by_rank in _scheduler_steps(trace).values():
         others = any(record.mode != "IDLE" for record in by_rank.values())
@@ -94,12 +98,14 @@ def _gone_quiet(trace: Trace) -> Iterator[tuple[RoundRecord, RoundRecord]]:
             last = before.get(rank)
             if others and record.mode == "IDLE" and last is not None and last.mode != "IDLE":
                 yield last, record
-            before[rank] = record
+            reached = zip(record.rids, record.starts, strict=True)
+            if record.mode != "DECODE" or any(start < outputs.get(rid, start + 1) for rid, start in reached):
+                before[rank] = record
 
 
 @coverage_point("a rank idle beside others right after all its requests had finished in one verify", where=Where.RANKS)
 def idle_after_all_finished(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    for last, record in _gone_quiet(trace):
+    for last, record in _gone_quiet(scenario, trace):
         if last.mode == "DECODE" and len(last.rids) > 1 and set(finished(scenario, trace, last)) == set(last.rids):
             yield record
 
@@ -132,7 +138,7 @@ def idle_inside_chunked_prefill(scenario: Scenario, trace: Trace) -> Iterator[Pl
 @coverage_point("an abort took a rank's last request while another rank went on", where=Where.RANKS)
 def idle_after_abort(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     aborted = {end.rid for end in trace.ends if end.reason == "abort"}
-    yield from (record for last, record in _gone_quiet(trace) if aborted & set(last.rids))
+    yield from (record for last, record in _gone_quiet(scenario, trace) if aborted & set(last.rids))
 
 
 @coverage_point("a step in which no rank had a batch, between two in which one had", where=Where.RANKS)

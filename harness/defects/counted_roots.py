@@ -1,7 +1,8 @@
 """F-037: penalties count one token a round.
 
-Before each verify the last token committed is counted, which is the tree's root; what else the round before accepted
-never is, nor the path that leads to a node, nor what was generated before a retraction.
+Before each verify the last token that the scheduler has is counted, which is the tree's root, and under overlap the
+root of the round before, or the prompt's last token; what else a round accepted never is, nor the path that leads to a
+node, nor what was generated before a retraction.
 """
 
 from __future__ import annotations
@@ -12,5 +13,5 @@ from reference.departures import Departure
 
 
 class CountsRoots(Departure):
-    def counts(self, generated: Sequence[int], *, rounds: Sequence[int]) -> Sequence[int]:
-        return [generated[place] for place in rounds]
+    def counts(self, generated: Sequence[int], *, known: Sequence[int], last: int) -> Sequence[int]:
+        return [generated[count - 1] if count else last for count in known]

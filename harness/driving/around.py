@@ -27,7 +27,7 @@ SAME = 1e-3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
     """models: see MODELS. right: what goes into the row, was compared and agrees; state: of logits and choices that are
-    off, whether the state that they are made of agrees.
+    off, whether the state that they are made of agrees; logits: of choices, whether their logits do.
 
     prefix: leading rows of KV that its prompt took from the prefix cache; prefix_of: the request that wrote them.
     chunk: (first prompt row, row behind the last, whether it is the last chunk) of a prefill. attempt: how often the
@@ -39,6 +39,7 @@ class Around:
     models: Mapping[str, str] = field(default_factory=dict)
     right: tuple[str, ...] = ()
     state: bool = False
+    logits: bool = False
     prefix: int = 0
     prefix_of: str = ""
     chunk: tuple[int, int, bool] | None = None
@@ -54,6 +55,7 @@ class Around:
         """Each in words."""
         found = [f"{_listed(self.right)} of this row {'are' if len(self.right) > 1 else 'is'} right"] * bool(self.right)
         found += ["so is the state that it makes logits of"] * self.state
+        found += ["so are the logits that it chooses by"] * self.logits
         found += ["its logits are the right ones, at other tokens"] * self.elsewhere
         found += [f"weights had changed ({self.weights})"] * bool(self.weights)
         found += [f"it was taken back {counted(self.attempt, 'time')} and has resumed"] * bool(self.attempt)
@@ -86,17 +88,19 @@ def around(
     first = mine[0] if mine else None
     prefix = first.start if first is not None and first.record.mode == "PREFILL" else 0
     row, truth = _row(engine.rows, key), None if reference is None else _row(reference.rows, key)
-    right, state, elsewhere = tuple[str, ...](), False, False
+    right, state, logits, elsewhere = tuple[str, ...](), False, False, False
     if reference is not None and row is not None and truth is not None:
         wrong = {_what(one) for one in divergences if one.key == key}
         went, came = _agreeing(engine, reference, row, truth)
         right = tuple(name for name in went if name not in wrong)
         state = came and "state out" not in wrong and found.hint.startswith((*HEAD, CHOICE))
+        logits = found.hint.startswith(CHOICE) and "logits" not in wrong and _has_logits(engine.rows, row)
         elsewhere = _elsewhere(engine.rows, reference.rows, row, truth)
     return Around(
         models=models,
         right=right,
         state=state,
+        logits=logits and not elsewhere,
         elsewhere=elsewhere,
         prefix=prefix,
         prefix_of=_writer(scenario, engine, parts, key.rid, first) if prefix and first is not None else "",
@@ -123,7 +127,8 @@ def _row(rows: Rows, key: Key) -> int | None:
 def _what(found: Divergence) -> str:
     """Which part of its row a divergence is about, by the names of `right`."""
     if found.kind is Kind.NUMERIC:
-        return "state" if found.hint.startswith("hidden_in") else "state out" * found.hint.startswith("hidden_out")
+        names = {"hidden_in-": "state", "hidden_out-": "state out", **dict.fromkeys(HEAD, "logits")}
+        return next((name for begin, name in names.items() if found.hint.startswith(begin)), "")
     inputs = found.kind in (Kind.EXTEND_INPUT, Kind.TOKEN) and not found.hint.startswith("choice")
     return {Kind.POSITION: "position", Kind.CACHE_SLOT: "KV slots read"}.get(found.kind, "input token" * inputs)
 
@@ -146,6 +151,10 @@ def _elsewhere(mine: Rows, theirs: Rows, row: int, truth: int) -> bool:
         return False
     ours, expected = -np.sort(-ours)[:count], -np.sort(-expected)[:count]
     return bool(np.abs(ours - expected).max() < SAME * np.abs(expected).max())
+
+
+def _has_logits(rows: Rows, row: int) -> bool:
+    return len(rows.lists["top_logits"][row]) > 0
 
 
 def _chunk(part: Part | None) -> tuple[int, int, bool] | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from cases.checkpoints import on_device
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.answers import RETURNED, flat_states
 from harness.contract.requests import GENERATE, SAMPLING, RequestSpec
@@ -171,9 +172,10 @@ class _Run:
             self.engine.pause(mode=op.mode)
             self.announced.append(PAUSE)
             self.note("retract", reason="script")
-        folders = weights_of(str(op.name), op.selector, source=op.source)
+        name = on_device(str(op.name), self.engine.handshakes[0]["device"])
+        folders = weights_of(name, op.selector, source=op.source)
         self._served(self.engine.update(source=op.source, selector=op.selector, folders=folders))
-        self.note("update", what=op.name, selector=op.selector, **self.engine.updated())
+        self.note("update", what=name, selector=op.selector, **self.engine.updated())
         if op.mode:
             self._do_resume(op)
 

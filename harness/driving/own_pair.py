@@ -47,11 +47,15 @@ class OwnPair:
 
     def facts(self) -> dict[str, Any]:
         """What a run says of it, JSON-ready: names, sizes and digests."""
-        own = {"of_target": True, "parameters": self.draft.mtp_parameters} if self._itself else {}
+        own = {
+            "of_target": True,
+            "parameters": self.draft.mtp_parameters,
+            "layers": max(1, layers_of_mtp(self.draft)),
+        }
         return {
             "algorithm": self.algorithm,
             "target": _facts(self.target),
-            "draft": _facts(self.draft) | own,
+            "draft": _facts(self.draft) | (own if self._itself else {}),
         }
 
 
@@ -63,11 +67,14 @@ def draft_facts(folder: Path) -> DraftFacts:
     except UsageError:
         return NO_DRAFT
     shapes = [tensor.shape for name, tensor in one.tensors.items() if name.rpartition("model.")[2] == "fc.weight"]
+    names = {name.removeprefix("model.").removesuffix(".weight") for name in one.tensors}
     return DraftFacts(
         draft_architecture=one.architecture,
         draft_tie_word_embeddings=one.config.get("tie_word_embeddings") is True,
         norm_before_residual=one.config.get("norm_before_residual") is True,
         fc_bias=any(name.rpartition("model.")[2] == "fc.bias" for name in one.tensors) or not one.tensors,
+        later_input_norm={"layers.0.hidden_norm", "layers.1.input_layernorm"} <= names
+        and "layers.1.hidden_norm" not in names,
         fc_square=any(len(shape) == 2 and shape[0] == shape[1] for shape in shapes),
     )
 

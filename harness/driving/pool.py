@@ -21,9 +21,9 @@ from harness.contract.scenario import Scenario
 from harness.contract.trace import ENDS, Trace
 from harness.driving.drive import OnStep, drive
 from harness.engines.engine import Engine
-from harness.engines.errors import EngineNotClean, NoLease
+from harness.engines.errors import EngineError, EngineNotClean, NoLease
 from harness.engines.fork_server import ForkServers, can_fork
-from harness.engines.process import Launch
+from harness.engines.process import Launch, Progress
 
 #: What a trace says of engines that were started so.
 COPIES = "copied processes"
@@ -63,6 +63,7 @@ class EnginePool:
     #: engines whose boot has begun and is nobody's yet
     _begun: list[Engine] = field(default_factory=list)
     _turn: Lock = field(default_factory=Lock)
+    _ended: bool = False
 
     def use(self, launch: Launch) -> Engine:
         """The live engine if it is this one, else this one booted in its place. Raises EngineError."""
@@ -89,7 +90,7 @@ class EnginePool:
         expected = self._expected.pop(key, None)
         if expected is None:
             return None
-        self.preparing("booting ahead of its turn", self.logs)
+        self.preparing("booting ahead", self.logs)
         try:
             engine = expected.result()
         except NoLease:
@@ -108,12 +109,13 @@ class EnginePool:
             log = self.logs / self.log_name.format(boot=self.boots)
             if self.boots > 1 and log.name == self.log_name:
                 log = log.with_stem(f"{log.stem}-{self.boots}")
-        if not quiet:
-            self.preparing("starting", log)
-        engine = self._started(launch, log)
+        progress = (lambda _text: None) if quiet else lambda text: self.preparing(text, log)
+        engine = self._started(launch, log, progress)
         self._begun.append(engine)
         try:
-            engine.boot(progress=(lambda _text: None) if quiet else lambda text: self.preparing(text, log))
+            if quiet and self._ended:
+                raise EngineError("nothing is booted ahead any more")
+            engine.boot(progress=progress)
         except BaseException as error:
             engine.close()
             if isinstance(error, NoLease) and self.lease is not None and not quiet:
@@ -123,14 +125,14 @@ class EnginePool:
             self._begun.remove(engine)
         return engine
 
-    def _started(self, launch: Launch, log: Path) -> Engine:
+    def _started(self, launch: Launch, log: Path, progress: Progress) -> Engine:
         """An engine to be booted, forked where that is wanted and can be."""
         copied = self._copied(launch)
         if not can_fork(copied):
             return Engine(launch=copied, log=log)
         with self._turn:
             self._fork_servers = self._fork_servers or ForkServers(self.logs)
-        server = self._fork_servers.server(copied)
+        server = self._fork_servers.server(copied, progress)
         if server.refused:
             flags = [*launch.boot["flags"], f"not {COPIES}: {server.refused}"]
             return Engine(launch=replace(launch, boot={**launch.boot, "flags": flags}), log=log)
@@ -184,6 +186,7 @@ class EnginePool:
 
     def end(self) -> None:
         """End everything that was started."""
+        self._ended = True
         self.close()
         if self._fork_servers is not None:
             self._fork_servers.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from harness.both_sides import wire
 from harness.engines import process, scratch
 from harness.engines.endings import exit_code
 from harness.engines.errors import EngineError
-from harness.engines.process import Launch, environment_of
+from harness.engines.process import Launch, Progress, environment_of
 from harness.engines.processes import interrupts_held
 
 #: Of a boot record: what is not looked at before everything is imported; and what only patches for a CPU look at.
@@ -91,13 +92,13 @@ class ForkServer:
     _orders: socket.socket | None = None
     _folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def ready(self) -> None:
+    def ready(self, progress: Progress = lambda _text: None) -> None:
         """Start it, unless it was before, and wait until it has imported everything."""
         if self._process is not None:
             return
         try:
             self._start()
-            self.refused = str(self._ask({"op": "prepare", "boot": self.launch.boot})["refused"])
+            self.refused = str(self._ask({"op": "prepare", "boot": self.launch.boot}, progress)["refused"])
         except (OSError, wire.WireClosed) as error:
             raise EngineError(f"SGLang could not be imported ({error}); its log: {self.log}") from error
 
@@ -114,7 +115,6 @@ class ForkServer:
 
     def _start(self) -> None:
         self._orders, theirs = socket.socketpair()
-        self._orders.settimeout(process.BOOT_SECONDS)
         self._folder = scratch.ScratchFolder("fork-server-")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with theirs, self.log.open("ab") as output, interrupts_held():
@@ -129,13 +129,18 @@ class ForkServer:
                 start_new_session=True,
             )
 
-    def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, order: dict[str, Any], progress: Progress = lambda _text: None) -> dict[str, Any]:
         """Its answer to an order. Without one it is ended: the next order would otherwise get this one's."""
+        start = time.monotonic()
         try:
             with self._turn:
                 if self._orders is None:
                     raise wire.WireClosed("it was ended")
                 wire.send(self._orders, order)
+                while not select.select([self._orders], [], [], 0.5)[0]:
+                    if time.monotonic() > start + process.BOOT_SECONDS:
+                        raise wire.WireClosed("it does not answer")
+                    progress(f"booting, imports first ({time.monotonic() - start:.0f} s)")
                 return wire.receive(self._orders)[0]
         except BaseException:
             self.close()
@@ -175,8 +180,11 @@ class ForkServers:
     closed: bool = False
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
-    def server(self, launch: Launch) -> ForkServer:
-        """The one that this launch's host is forked from, ready for it. EngineError. Any thread may ask."""
+    def server(self, launch: Launch, progress: Progress = lambda _text: None) -> ForkServer:
+        """The one that this launch's host is forked from, ready for it or `refused`. Any thread may ask.
+
+        EngineError once all were ended.
+        """
         kind = kind_of(launch)
         with self._turn:
             if self.closed:
@@ -186,8 +194,13 @@ class ForkServers:
             if kind not in self.servers:
                 self.started += 1
                 self.servers[kind] = ForkServer(launch, self.logs / f"fork-server-{self.started}.log")
-            self.servers[kind].ready()
-            return self.servers[kind]
+            server = self.servers[kind]
+            try:
+                if not server.refused:
+                    server.ready(progress)
+            except EngineError as error:
+                server.refused = str(error)  # what is wrong with its imports, an engine's own boot says better
+            return server
 
     def close(self) -> None:
         """End all of them, and start none any more."""

@@ -1,0 +1,151 @@
+"""Engines that boot beside the one that is driven: taken when their turn comes, and ended with the pool."""
+
+from dataclasses import replace
+from pathlib import Path
+from threading import Event, Timer
+from types import SimpleNamespace
+
+import pytest
+
+from harness.both_sides.leases import Request
+from harness.driving import pool
+from harness.driving.pool import EnginePool
+from harness.engines.errors import EngineError, NoLease
+from harness.engines.process import Launch
+
+LEASE = Request(share=4096, wait=300.0, folder="leases")
+
+
+def launch(name, *, lease=None):
+    boot = {"arguments": {"name": name}, "flags": [], "lease": None if lease is None else lease.plain()}
+    return Launch(python=Path("python"), pythonpath=(), boot=boot)
+
+
+@pytest.fixture
+def engines(monkeypatch):
+    """Every engine that was made, by its name; `trouble` is raised by its boot, `hold` delays it."""
+    made = SimpleNamespace(started=[], trouble={}, hold={})
+
+    class Pretended:
+        def __init__(self, *, launch, log):
+            self.launch, self.log, self.closed, self.ended = launch, log, Event(), False
+            self.name, self.process = launch.boot["arguments"]["name"], SimpleNamespace(poll=lambda: self.ended or None)
+            made.started.append(self)
+
+        def boot(self, *, progress):
+            if self.name in made.hold:
+                while not (made.hold[self.name].wait(0.01) or self.closed.is_set()):
+                    progress("booting")
+            if self.closed.is_set():
+                raise EngineError("it was ended while booting")
+            if made.trouble.get(self.name):
+                raise made.trouble[self.name].pop(0)
+
+        def close(self):
+            self.closed.set()
+
+    monkeypatch.setattr(pool, "Engine", Pretended)
+    monkeypatch.setattr(pool, "FREE_AHEAD", 0)
+    return made
+
+
+@pytest.fixture
+def of_two(engines, tmp_path):
+    made = EnginePool(logs=tmp_path, log_name="engine.log", lease=LEASE, ahead=2)
+    yield made
+    made.end()
+
+
+def up(engines):
+    """Whatever boots ahead has booted, or has not come up."""
+    for one in [*engines._expected.values()]:
+        one.exception()
+
+
+def names(engines):
+    return [one.name for one in engines.started]
+
+
+def test_as_many_as_may_boot_ahead_do_and_each_is_taken_in_its_turn(engines, of_two):
+    first, *later = (launch(name) for name in "abcd")
+    of_two.expect(later)
+    of_two.use(first)
+    up(of_two)
+    assert set(names(engines)) == {"a", "b", "c"}
+    second = of_two.use(later[0])
+    assert (second.name, of_two.use(later[0]) is second, of_two.boots) == ("b", True, 3)
+    assert [one.closed.is_set() for one in engines.started if one.name == "a"] == [True]
+    of_two.expect(later[1:])
+    up(of_two)
+    of_two.use(later[2])
+    assert sorted(names(engines)) == ["a", "b", "c", "d"]
+    assert {one.log.name for one in engines.started} == {"engine.log", "engine-2.log", "engine-3.log", "engine-4.log"}
+    of_two.end()
+    assert all(one.closed.is_set() for one in engines.started)
+
+
+def test_a_pool_that_is_ended_waits_for_no_boot(engines, of_two):
+    engines.hold["b"] = Event()
+    of_two.expect([launch("b")])
+    of_two.use(launch("a"))
+    of_two.end()
+    assert all(one.closed.is_set() for one in engines.started)
+
+
+def test_what_comes_to_its_boot_after_the_pool_was_ended_is_not_booted(engines, of_two, monkeypatch):
+    """As where the process that it would be forked from is ended while it imports."""
+    begun, goes_on = Event(), Event()
+    made = pool.EnginePool._started
+
+    def started(self, launch, *more):
+        if launch.boot["arguments"]["name"] == "b":
+            begun.set()
+            goes_on.wait(10)
+        return made(self, launch, *more)
+
+    monkeypatch.setattr(pool.EnginePool, "_started", started)
+    engines.hold["b"] = Event()  # it would never be up
+    of_two.expect([launch("b")])
+    of_two.use(launch("a"))
+    begun.wait(10)
+    Timer(0.2, goes_on.set).start()
+    of_two.end()
+    assert all(one.closed.is_set() for one in engines.started)
+
+
+def test_what_is_wrong_with_a_boot_is_said_when_its_turn_comes(engines, of_two):
+    engines.trouble["b"] = [EngineError("it would not start")]
+    of_two.expect([launch("b")])
+    of_two.use(launch("a"))
+    with pytest.raises(EngineError, match="would not start"):
+        of_two.use(launch("b"))
+    assert names(engines).count("b") == 1
+
+
+def test_an_engine_that_ended_before_its_turn_is_booted_anew(engines, of_two):
+    of_two.expect([launch("b")])
+    of_two.use(launch("a"))
+    of_two._expected[pool._key_of(launch("b"))].result().ended = True
+    assert not of_two.use(launch("b")).ended
+    assert names(engines).count("b") == 2
+
+
+def test_where_a_card_has_no_room_for_the_next_it_waits_for_its_turn_and_nothing_boots_ahead_any_more(engines, of_two):
+    engines.trouble["b"] = [NoLease("no GPU lease")]
+    asked = [launch(name, lease=LEASE) for name in "abc"]
+    of_two.expect(asked[1:])
+    of_two.use(asked[0])
+    up(of_two)
+    second = of_two.use(asked[1])
+    boots = {one.name: one.launch.boot["lease"]["wait"] for one in engines.started if one.name != "b"}
+    assert boots == {"a": 300.0, "c": 0.0}
+    assert [one.launch.boot["lease"]["wait"] for one in engines.started if one.name == "b"] == [0.0, 300.0]
+    assert [one.closed.is_set() for one in engines.started if one.name == "c"] == [True]
+    assert (second.name, of_two.ahead, of_two.lease) == ("b", 0, replace(LEASE))
+
+
+def test_nothing_boots_ahead_without_memory_for_it(engines, of_two, monkeypatch):
+    monkeypatch.setattr(pool, "FREE_AHEAD", 1 << 40)
+    of_two.expect([launch("b")])
+    of_two.use(launch("a"))
+    assert names(engines) == ["a"]
