@@ -362,6 +362,20 @@ WINDOWED = _named(
     )
 )
 
+#: The prefix cache keeps states where texts and chunks end; under overlap scheduling, every so many tokens.
+UNBUFFERED = EngineConfig(overlap_schedule=False)
+#: Targets with recurrent states; before 0.5.16 SGLang's kernels for them were not looked at.
+RECURRENT = _named(
+    Boot(name=name, why=f"recurrent states: {why}", checkpoint="hybrid-tiny", spec=spec, engine=engine, since="0.5.16")
+    for name, why, spec, engine in (
+        ("hybrid", "a chain of three steps, no prefix cache", SpecConfig(), UNCACHED),
+        ("hybrid-cache", "the same with the prefix cache", SpecConfig(), UNBUFFERED),
+        ("hybrid-long", "five steps", _chain(5), UNCACHED),
+        ("hybrid-tree", "two candidates a step, two steps", _tree(2, 2, 6), UNCACHED),
+        ("hybrid-pool", "a pool that a few requests outgrow", SpecConfig(), UNBUFFERED.model_copy(update=OUTGROWN)),
+    )
+)
+
 
 def _hosted(policy: str, *, page: int = 1, unified: bool = False) -> EngineConfig:
     """A device pool that two requests fill, and twice as much on the host; "direct" copies, as a CPU has them."""

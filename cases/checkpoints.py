@@ -29,6 +29,7 @@ from safetensors.numpy import save_file
 
 from cases import (
     eagle3_weights,
+    hybrid_weights,
     llama_weights,
     mla_weights,
     mtp_weights,
@@ -43,6 +44,7 @@ from cases.recipes import (
     FiveLayersRecipe,
     FiveStepLayersRecipe,
     GptOssRecipe,
+    HybridRecipe,
     LatentRecipe,
     MtpRecipe,
     Noise,
@@ -134,6 +136,8 @@ RECIPES: dict[str, Recipe] = {
         LatentRecipe(name="mla-latent512", seed=20261206, **_LATENT_512),
         LatentRecipe(name="mla-next512", seed=20261207, **_LATENT_512),
         LatentRecipe(name="mla-apart512", seed=20261208, **{**_APART, **_LATENT_512, "hidden": 704, "vocab": 520}),
+        # Recurrent states beside attention, and a NextN layer for a draft.
+        HybridRecipe(name="hybrid-tiny", seed=20250911),
         TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),
         # Stirred (below): no two tensors are alike, and no two sizes that mean different things are one.
         Recipe(name="eagle-apart", seed=20261150, **_APART, upper_gain=0.03),
@@ -191,7 +195,7 @@ STIRRED = frozenset(
     for name, recipe in RECIPES.items()
     if "-apart" in name
     or name in ("eagle3-next", "mtp-next", "mla-next", "mla-next512")  # so that a norm that is not updated shows
-    or isinstance(recipe, GptOssRecipe | WindowedRecipe)
+    or isinstance(recipe, GptOssRecipe | WindowedRecipe | HybridRecipe)
 )
 #: What makes the pair of a kind of recipe.
 KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
@@ -204,6 +208,7 @@ KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
     FiveLayersRecipe: mtp_weights.pair,
     WindowedRecipe: mtp_weights.pair,
     GptOssRecipe: oss_weights.pair,
+    HybridRecipe: hybrid_weights.pair,
     StepRecipe: step_weights.pair,
     FiveStepLayersRecipe: step_weights.pair,
     LatentRecipe: mla_weights.pair,

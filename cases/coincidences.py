@@ -34,6 +34,10 @@ SIZES = (
     "qk_rope_head_dim",
     "n_routed_experts",
     "num_experts_per_tok",
+    "linear_key_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_value_head_dim",
     "max_position_embeddings",
 )
 

@@ -24,6 +24,7 @@ from cases.boots import (
     PD_BOOTS,
     RANKED_FIVE,
     RANKED_PAIR,
+    RECURRENT,
     SPELLED_BOOTS,
     STATES,
     TP_BOOTS,
@@ -39,6 +40,7 @@ from cases.fixed_held import held_texts
 from cases.fixed_hicache import host_shapes
 from cases.fixed_parts import parts
 from cases.fixed_ranks import joining, on_boot, rank_shapes
+from cases.fixed_recurrent import SHAPES, recurrent_shapes
 from cases.fixed_text import text_shapes
 from cases.fixed_weights import adapter_shapes, weight_shapes
 from cases.fixed_windows import window_shapes
@@ -384,6 +386,18 @@ _HICACHE = Family(
     coverage_points=("non_final_chunk", "batch_shrinks", "prefix_hit", *names(Where.HOST)),
 )
 
+_RECURRENT = Family(
+    name="recurrent",
+    why="a Qwen3-Next style target, whose gated delta networks keep a recurrent state, with its own MTP layer",
+    scenarios=(
+        *recurrent_shapes(RECURRENT["hybrid"], only=SHAPES),
+        *(one for name in ("hybrid-cache", "hybrid-long", "hybrid-tree") for one in recurrent_shapes(RECURRENT[name])),
+        *parts(RECURRENT["hybrid-pool"], prefix="hybrid-pool-"),
+    ),
+    boots=tuple(RECURRENT.values()),
+    coverage_points=(*COMMON, *OF_PARTS, *names(Where.RECURRENT), "abort_in_decode"),
+)
+
 _ALL = (
     *(
         _EAGLE,
@@ -393,6 +407,7 @@ _ALL = (
         _MLA,
         _MTP,
         _WINDOW,
+        _RECURRENT,
         _HICACHE,
         _TRAINED,
         _TEXTS,

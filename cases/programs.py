@@ -161,6 +161,15 @@ _WINDOWS = program(
     disable_hybrid_swa_memory=False,
 )
 
+_RECURRENT = program(
+    "recurrent",
+    [request("a", 19, seed=411, new=14), request("b", 9, seed=412, new=17)],
+    [submit("a", "b"), DRAIN],
+    wants=["batch_shrinks"],
+    checkpoint="hybrid-tiny",
+    radix_cache=False,
+)
+
 _SAMPLED = program(
     "sampled",
     [
@@ -265,6 +274,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "queue": (_QUEUE,),
     "pool": (_POOL,),
     "window": (_WINDOWS,),
+    "recurrent": (_RECURRENT,),
     "host": tuple(one for one in host_shapes(HOSTED["hicache"]) if one.name == "hicache-again"),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),

@@ -172,6 +172,39 @@ class LatentRecipe(Recipe):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HybridRecipe(Recipe):
+    """A Qwen3-Next style pair: recurrent states, and an MTP layer of attention (see cases.hybrid_weights).
+
+    delta_*: heads and widths of the gated delta networks, and how many rows their convolution reads. delta_gain: what
+    they add, against attention. experts: all of them are chosen for every row, so that no near tie decides what a row
+    is. expert_gain: what they add, against the shared one.
+    """
+
+    target_architecture: ClassVar[str] = "Qwen3NextForCausalLM"
+    target_type: ClassVar[str] = "qwen3_next"
+
+    hidden: int = 144
+    intermediate: int = 112
+    layers: int = 5
+    heads: int = 6
+    kv_heads: int = 3
+    head_dim: int = 64
+    max_position: int = 640
+    attention_gain: float = 1.0
+    mlp_gain: float = 1.0
+    upper_gain: float = 0.03
+    hidden_gain: float = 0.03
+    delta_key_heads: int = 2
+    delta_value_heads: int = 8
+    delta_key: int = 32
+    delta_value: int = 16
+    delta_conv: int = 4
+    delta_gain: float = 0.15
+    experts: int = 4
+    expert_gain: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GptOssRecipe(Eagle3Recipe):
     """A pair with a gpt-oss style target: windows in every other layer, sinks, biases, experts (see cases.oss_weights).
 

@@ -26,6 +26,10 @@ def _windowed(boot: Boot) -> bool:
     return _alone(boot) and not boot.engine.disable_hybrid_swa_memory
 
 
+def _recurrent(boot: Boot) -> bool:
+    return _alone(boot) and boot.checkpoint.startswith("hybrid")
+
+
 def _hosted(boot: Boot) -> bool:
     return _alone(boot) and bool(boot.engine.server_args.get("enable_hierarchical_cache"))
 
@@ -267,6 +271,33 @@ def window_evicted_in_prompt(kit: Kit) -> Opening:
     """Three chunks or more."""
     kit.arrive(0, kit.length(2 * kit.chunk + 1))
     return Opening(calm=3)
+
+
+# Recurrent states
+
+
+@template(fits=_recurrent, certain=False)
+def state_behind_refused(kit: Kit) -> Opening:
+    """Two requests that refuse something, if their drafts do not agree everywhere."""
+    for step in (0, kit.integer(0, 4)):
+        kit.arrive(step, kit.length(1, 60), new=MOST_NEW)
+    return Opening(calm=DECODING)
+
+
+@template(fits=_recurrent)
+def state_behind_chunk(kit: Kit) -> Opening:
+    kit.arrive(0, kit.length(kit.chunk + 1))
+    return Opening(calm=2)
+
+
+@template(fits=lambda boot: _recurrent(boot) and boot.engine.radix_cache, certain=False)
+def state_from_cache(kit: Kit) -> Opening:
+    """States are kept at the ends of texts and chunks: one that goes on behind another, which may be gone by then."""
+    first = kit.prompt(2 * kit.chunk + kit.integer(1, 20))
+    kit.timeline.arrive(0, kit.request(first, new=kit.new_tokens()))
+    second = kit.branch_of(first, 2 * kit.chunk, kit.integer(1, 20))
+    kit.timeline.arrive(kit.chunks(len(first)) + kit.integer(4, 12), kit.request(second, new=kit.new_tokens()))
+    return Opening(events=False, cached=True)
 
 
 # Batches

@@ -70,7 +70,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaKept(Kept):
-    """mixed [J,C]: rows as they enter the convolution; what they wrote; state [H,n,v] behind the last of them.
+    """mixed [J,C]: rows as they enter the convolution; what they wrote; state [H,n,v] behind the last of them; w.
 
     state is None behind a branch, whose last row is not the last of the text.
     """
@@ -78,6 +78,7 @@ class DeltaKept(Kept):
     mixed: Tensor
     written: Written
     state: Tensor | None
+    conv: int
 
 
 class DeltaMixer:
@@ -110,7 +111,9 @@ class DeltaMixer:
         normed = read * torch.rsqrt(read.pow(2).mean(dim=-1, keepdim=True) + self.sizes.eps)
         gated = (self.norm.to(wide) * normed * silu(z.to(wide))).to(x.dtype)
         state = states[-1] if sight.own is None else None
-        return linear(gated.reshape(rows, -1), self.out), DeltaKept(mixed=all_mixed, written=all_written, state=state)
+        return linear(gated.reshape(rows, -1), self.out), DeltaKept(
+            mixed=all_mixed, written=all_written, state=state, conv=self.sizes.conv
+        )
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x [m,h] -> mixed [m,C], z [m,H,v], b [m,H], a [m,H]; published weights hold them key head by key head."""

@@ -165,6 +165,11 @@ class PaperTarget:
         """See Target.branch."""
         return self._run(tokens, positions, sight, trunk.kept, trunk.wanted, keeping=False)[0]
 
+    def kept_behind(self, trunk: Trunk, tokens: Tensor, upto: Tensor) -> tuple[Kept, ...]:
+        """What layers keep where token i, int64 [m], follows the first upto[i] rows of `trunk` alone."""
+        sight = Sight(upto=upto, own=torch.eye(len(tokens), dtype=torch.bool, device=self.device))
+        return self._run(tokens, upto, sight, trunk.kept, ())[1]
+
     def _run(
         self,
         tokens: Tensor,

@@ -9,7 +9,7 @@ trace only through `EngineView`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -32,6 +32,7 @@ from reference.logit_rules import Rules
 from reference.logprobs import logprobs
 from reference.model import Head, Target
 from reference.mtp import MtpHead
+from reference.recurrent import Sums, recurrent_states, stacked
 from reference.rounds import Drafts, decode_rows, write
 from reference.rows import Writer
 from reference.timeline import RequestTimeline, timelines
@@ -140,7 +141,7 @@ class ReferenceSession:
             departure.follow(scenario, [drafts for _, drafts in followed if isinstance(drafts, LayerDrafts)])
         own = [drafts for _, drafts in followed if drafts.head is self.head]
         self._replayed = {tuple(drafts.timeline.tokens): drafts.final for drafts in own}
-        writer, events = Writer(), list[Event]()
+        writer, events, states = Writer(), list[Event](), list[Sums]()
         for request, drafts in followed:
             rules = Rules(request=request, ends=request.stops(eos), language=languages.get(request.rid))
             events += write(writer, drafts, rules, departures=departures)
@@ -148,7 +149,11 @@ class ReferenceSession:
                 events += expected_accepts(drafts, rules)
             if drafts.timeline.why:
                 events.append(_stopped(*drafts.timeline.why))
-        return self._trace("replay", engine.scenario_id, writer, rounds=engine.rounds, events=events)
+            if recurrent := recurrent_states(drafts, view, sum(len(one.state) for one in states)):
+                events.append(recurrent[0])
+                states.append(recurrent[1])
+        found = self._trace("replay", engine.scenario_id, writer, rounds=engine.rounds, events=events)
+        return replace(found, tensors={**found.tensors, **stacked(states)})
 
     def _in_force(self, timeline: RequestTimeline, heads: Sequence[tuple[int, Head | MtpHead]]) -> Head | MtpHead:
         began = timeline.parts[0][0].record.scheduler_step if timeline.parts else 0

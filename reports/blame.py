@@ -53,6 +53,9 @@ ANSWERS = {
     "aborts": ("abort of a request", ("sglang.srt.managers.scheduler:Scheduler.abort_request",)),
 }
 RETURNED = ("returned_states", "logprobs", "streamed", "counts")
+_ATTENTION = "sglang.srt.layers.attention"
+STATES_KEPT = f"{_ATTENTION}.hybrid_linear_attn_backend:HybridLinearAttnBackend.update_mamba_state_after_mtp_verify"
+STATES_READ = f"{_ATTENTION}.linear.gdn_backend:GDNAttnBackend.forward_extend"
 TREE = ("sglang.srt.speculative.eagle_utils:build_tree_kernel_efficient",)
 LOGITS = "sglang.srt.layers.logits_processor:LogitsProcessor.forward"
 #: What makes a cached prefix one of a draft, whose rows know the next token; then what looks it up.
@@ -237,6 +240,8 @@ def _seam(found: Divergence, row: compat.Release, around: Around) -> Place:
     verify = [f"{row.worker_module}:{row.worker}.verify"]
     fed = {Kind.POSITION: ("positions",), Kind.EXTEND_INPUT: ("input_ids",), Kind.TOKEN: ("input_ids",)}
     writes = fed.get(found.kind, ("hidden_states",) if found.hint.startswith("hidden_in") else ())
+    if found.kind is Kind.STATE:
+        return Place(component="recurrent states", made=[STATES_KEPT], read=[STATES_READ])
     if found.key.phase == Phase.PREBUILT and around.attempt:
         component = "draft state kept since the hand-over, which a retraction does not renew"
         return Place(component=component, made=COMMITTED, read=DRAFT_INPUT, writes=("hidden_states_tensor",))

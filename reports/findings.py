@@ -196,7 +196,9 @@ def _part(found: Divergence) -> str:
     """Which part of a round it is about; empty where it is about none."""
     if found.kind in NOT_THE_CHAIN or found.check in ABOUT_THE_ANSWER:
         return ""
-    if found.key.phase == Phase.VERIFY and (found.kind is Kind.NUMERIC or found.hint.startswith("choice")):
+    if found.key.phase == Phase.VERIFY and (
+        found.kind in (Kind.NUMERIC, Kind.STATE) or found.hint.startswith("choice")
+    ):
         return TARGET
     return {Phase.PREFILL: TARGET, Phase.ACCEPT: ACCEPTANCE}.get(Phase(found.key.phase), DRAFT)
 

@@ -42,6 +42,7 @@ COMPARED = {
     "logprobs": "log-probabilities",
     "returned_states": "returned states",
     "window_slots": "window slots",
+    "recurrent_states": "recurrent states",
     "host_rows": "host rows",
     "idle_states": "idle states",
     "token_counts": "token counts",

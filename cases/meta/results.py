@@ -246,6 +246,7 @@ EVERY_KIND: dict[Kind, Divergence] = {
             policy=Policy.BUDGET,
             hint="hidden_in-previous-row",
         ),
+        _found(Kind.STATE, "recurrent", Phase.VERIFY, "that of its 57 tokens", "that of 56 (state)", hint="token-late"),
         _found(Kind.SHAPE, "rounds", Phase.IDLE, 64, 192, rid="", committed=-1, hint="idle-width"),
         _found(Kind.MISSING_ROW, "align", Phase.EXTEND, "present", "missing", slot=2),
         _found(Kind.EXTRA_ROW, "align", Phase.ACCEPT, "missing", "present", slot=3, hint="too-many"),

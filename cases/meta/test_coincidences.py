@@ -108,7 +108,7 @@ PAIRS = (
 )
 SCENARIOS = (
     # What a place is for
-    Left(where="*shared-prefix", what="beginning: *", why="prompts that begin alike"),
+    Left(where="*shared-prefix *goes-on", what="beginning: *", why="prompts that begin alike"),
     Left(where="*finish-together dp/every-rank-idle disagg/all-end-at-once", what="limit: *", why="they end together"),
     Left(
         where="*pool-runs-out",
@@ -140,7 +140,7 @@ SCENARIOS = (
     ),
     Left(
         where="tree/t2-* tree/few-* paged/*-tree-* mla/tree-* disagg/tree-* tp/*-tree-* texts/tree-* mixed/*-tree-* "
-        "lora/lora-tree-* token-map/hot-tree-*",
+        "lora/lora-tree-* token-map/hot-tree-* recurrent/hybrid-tree-*",
         what="number: num_steps = eagle_topk",
         why="the smallest tree",
         apart="tree/t4-four-together",

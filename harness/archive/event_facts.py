@@ -29,6 +29,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "busy_state": ("round", "phase"),
     "tails": ("round", "rids", "attempts", "committed", "holes", "wrong"),
     "window": ("round", "phase", "window", "rids", "attempts", "committed", "rows", "held_from", "gone", "shared"),
+    "recurrent": ("round", "phase", "rids", "attempts", "committed", "state", "conv"),
+    "recurrent_rows": ("rid", "attempt", "first", "length", "refused"),
     "host": ("round", "what", "rid", "host", "device"),
     "abort": ("rid",),
     "answer": ("rid", "meta", "pieces"),
@@ -109,6 +111,10 @@ class _Said(BaseModel):
     held_from: tuple[int, ...] = ()
     gone: tuple[int, ...] = ()
     shared: tuple[int, ...] = ()
+    state: tuple[tuple[float | None, ...], ...] = ()
+    conv: tuple[tuple[float | None, ...], ...] = ()
+    length: int = 0
+    refused: dict[str, int] = {}
     tp_rank: int = 0
     column: str = ""
     meta: dict[str, Any] = {}
@@ -125,7 +131,7 @@ class _Said(BaseModel):
 
 
 #: Events whose lists have an entry a request.
-A_SHARE, OF_ALL = ("tails", "window"), ("round", "phase", "window")
+A_SHARE, OF_ALL = ("tails", "window", "recurrent"), ("round", "phase", "window")
 #: Keys that have one type in every event that says them.
 KEYS_READ = frozenset(_Said.model_fields)
 

@@ -172,6 +172,15 @@ _V2_ONLY = replace(
 
 _LOCS_OLD = (f"{_SPEC}.triton_ops.cache_locs", "flag", "_is_musa=none")
 _LOCS_NEW = (f"{_KERNELS}.speculative.cache_locs", "flag", "_is_musa=none")
+#: Of models with recurrent states alone.
+_RECURRENT = (
+    ("sglang.srt.layers.attention.linear.kernels.gdn_triton", "delta_rule", ""),
+    (
+        f"{_KERNELS}.mamba.mamba_state_scatter_triton",
+        "any_device",
+        "fused_mamba_state_scatter_with_mask,fused_conv_window_scatter_with_mask",
+    ),
+)
 _NO_XPU = (f"{_SPEC}.eagle_utils", "flag", "_is_xpu=none")
 
 
@@ -209,6 +218,7 @@ RELEASES: tuple[Release, ...] = (
         (f"{_SPEC}.eagle_utils", "sampling", ""),
         _LOCS_NEW,
         (f"{_KERNELS}.sampling.murmur_hash", "murmur", ""),
+        *_RECURRENT,
         sampled_in="eagle_worker_common",
         dp_patches=_DP_0_5_23,
     ),
@@ -219,6 +229,7 @@ RELEASES: tuple[Release, ...] = (
         (f"{_SPEC}.eagle_utils", "sampled_path", "_is_xpu"),
         ("sgl_kernel", "sampling", ""),
         _LOCS_NEW,
+        *_RECURRENT,
         sampled_in="eagle_worker_common",
     ),
     _v2_only("0.5.15", _ATTENTION_OLD, _NO_XPU, _LOCS_OLD, sampled_in="eagle_worker_v2", old_mtp=True),

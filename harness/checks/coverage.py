@@ -5,7 +5,7 @@ Nothing here can fail a scenario; it can only keep a PASS from being empty. "Not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from harness.checks.accepts import sampler_replaced
 from harness.checks.evidence import Evidence
@@ -18,8 +18,14 @@ from harness.coverage import POINTS, count
 #: Subject of a replaced operation -> counters that then prove nothing about the engine.
 SUBJECTS: dict[str, tuple[str, ...]] = {"tree": ("parents",), "verify": ("accepts",)}
 
-#: Copies between the device and the host: which rows is SGLang's decision, and judged.
-HOST_COPIES = "host copies"
+#: Subjects of which every counter has more than what was replaced -> what to call that part. Which rows go to the host
+#: is SGLang's decision, and judged.
+IN_PART = {
+    "host copies": "host copies",
+    "attention": "attention",
+    "recurrent": "recurrent states over prompts",
+}
+
 #: `by` of an entry that only says how the release's own kernel was reached: that one is exercised.
 OWN_KERNEL = "flag"
 #: What a header calls a replacement kernel, and what a verdict does.
@@ -59,13 +65,10 @@ def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
             exempt.update(SUBJECTS[subject])
             by = NAMES.get(str(entry.get("by")), entry.get("by", "?"))
             notes.append(f"not exercised: {subject} ({entry.get('operation', '?')} replaced by {by})")
-    attention = [str(one["operation"]) for one in replaced_kernels(evidence.engine.header) if _of_attention(one)]
-    if hosted := [one for one in replaced_kernels(evidence.engine.header) if one.get("subject") == HOST_COPIES]:
-        names = ", ".join(dict.fromkeys(str(one["operation"]).rpartition(".")[2] for one in hosted))
-        notes.append(f"not exercised: {HOST_COPIES} ({names} replaced by {NAMES['stand-in']})")
-    if attention:
-        names = ", ".join(operation.rpartition(".")[2] for operation in attention)
-        notes.append(f"not exercised: attention ({names} replaced by {NAMES['stand-in']})")
+    for subject, said in IN_PART.items():
+        if replaced := [one for one in replaced_kernels(evidence.engine.header) if one.get("subject") == subject]:
+            names = ", ".join(dict.fromkeys(str(one["operation"]).rpartition(".")[2] for one in replaced))
+            notes.append(f"not exercised: {said} ({names} replaced by {NAMES['stand-in']})")
     drawing = [not request.greedy for request in evidence.scenario.requests]
     if any(drawing) and (kernel := sampler_replaced(evidence)):
         notes.append(f"not exercised: sampled verify ({kernel} replaced by {NAMES['stand-in']})")
@@ -77,10 +80,6 @@ def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
         notes.append(f"not exercised: which tokens are drafted{who} (they are drawn; their probabilities are judged)")
         exempt.update(("proposals",) if all(drawing) else ())
     return frozenset(exempt), notes
-
-
-def _of_attention(entry: Mapping[str, object]) -> bool:
-    return entry.get("subject") == "attention"
 
 
 def coverage_wanted(evidence: Evidence) -> tuple[dict[str, int], dict[str, int], list[str]]:

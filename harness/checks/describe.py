@@ -31,6 +31,7 @@ WHAT: dict[Kind, str] = {
     Kind.EXTEND_INPUT: "input is not the next token",
     Kind.CACHE_SLOT: "cache slot is wrong",
     Kind.NUMERIC: "values differ",
+    Kind.STATE: "recurrent state differs",
     Kind.SHAPE: "shape differs",
     Kind.MISSING_ROW: "row is missing",
     Kind.EXTRA_ROW: "row is unexpected",
@@ -51,6 +52,11 @@ TITLES = {
 
 #: Plain words for hints that a stranger would not understand.
 RELATION: dict[str, str] = {
+    "token-late": "the state of a shorter text of this request",
+    "token-early": "the state of a longer text of this request",
+    "refused-kept": "the state of this text and a token that was refused",
+    "neighbours-state": "the state of another request",
+    "state-zeros": "all zeros",
     "one-ahead": "one ahead",
     "one-behind": "one behind",
     "chunk-tail": "last row of a non-final chunk; the next prompt token was already known",

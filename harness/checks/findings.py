@@ -31,7 +31,7 @@ KIND_ORDER = {
     for number, kind in enumerate(
         (
             *(Kind.LOCKSTEP, Kind.CACHE_SLOT, Kind.EXTEND_INPUT, Kind.POSITION, Kind.PARENT),
-            *(Kind.ACCEPT, Kind.SHAPE, Kind.MISSING_ROW, Kind.EXTRA_ROW, Kind.NUMERIC, Kind.TOKEN),
+            *(Kind.ACCEPT, Kind.STATE, Kind.SHAPE, Kind.MISSING_ROW, Kind.EXTRA_ROW, Kind.NUMERIC, Kind.TOKEN),
             *(Kind.NONDETERMINISM, Kind.LEAK, Kind.CRASH, Kind.HANG),
         )
     )

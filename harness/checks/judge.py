@@ -21,6 +21,7 @@ from harness.checks import (
     positions,  # noqa: F401
     ranks,
     reads,
+    recurrent,  # noqa: F401
     reference_rows,  # noqa: F401
     returned_states,  # noqa: F401
     rows,  # noqa: F401

@@ -35,7 +35,7 @@ COMPARED = (
 RANKS_COMPARED = ("idle_states", "token_counts", "tp_rows")
 
 #: What they count beside that where requests, or settings of the engine, ask for it.
-ASKED_COMPARED = ("masks", "logprobs", "returned_states", "window_slots", "host_rows")
+ASKED_COMPARED = ("masks", "logprobs", "returned_states", "window_slots", "recurrent_states", "host_rows")
 
 #: What a check may read.
 SOURCES = ("scenario", "engine", "reference")

@@ -309,6 +309,9 @@ class RequestEnd:
 
 #: Of a reference's header: rows that a row of a target's layers with sliding windows sees, itself among them.
 WINDOW = "window"
+#: What an engine's events of recurrent states are called, and how the names of a reference's tensors of them begin; and
+#: the events that say what their rows are.
+RECURRENT, RECURRENT_ROWS = "recurrent", "recurrent_rows"
 #: Of a header: the token ids that end a request beside its own stop ids; absent in old traces, where none did.
 EOS = "eos_token_ids"
 

@@ -32,6 +32,7 @@ class Where(StrEnum):
     PREFILL_GRAPHS = "an engine that reads prompts in CUDA graphs"
     MIXED = "an engine with mixed chunks"
     WINDOWS = "an engine with a pool of its own for sliding windows"
+    RECURRENT = "an engine whose target keeps recurrent states"
     HOST = "an engine with a hierarchical cache"
     ADAPTIVE = "an engine that changes its number of draft steps"
     ADAPTERS = "an engine with LoRA adapters"

@@ -28,6 +28,7 @@ EVENTS: dict[str, tuple[str, ...] | None] = {
     "state": None,
     "tails": None,
     "window": None,
+    "recurrent": None,
     "host": None,
 }
 #: Of those, the ones that do not say which rank of a tensor-parallel group reported them.

@@ -27,6 +27,8 @@ OWN = (
 INDEXES = {"*.safetensors": "model.safetensors.index.json", "pytorch_model*.bin": "pytorch_model.bin.index.json"}
 #: How a .bin begins that was written before torch saved zip files; its tensors' names cannot be seen from outside.
 OLD_BIN = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+#: Types of models with linear attention whose kernels run on a CPU, or are replaced there.
+ON_A_CPU = ("qwen3_next",)
 #: Keys of models with layers of linear attention.
 LINEAR = ("linear_num_value_heads", "linear_attn_config")
 #: What safetensors and torch's storages call a dtype -> torch's name.
@@ -132,7 +134,9 @@ class CheckpointFiles:
 
     @property
     def linear_attention(self) -> str:
-        """The key that asks for layers of linear attention, empty if none does."""
+        """The key that asks for layers of linear attention that run on a GPU alone, empty if none does."""
+        if self.of_text("model_type") in ON_A_CPU:
+            return ""
         kinds = self.of_text("layer_types")
         if isinstance(kinds, list) and "linear_attention" in kinds:
             return "layer_types"

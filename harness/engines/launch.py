@@ -105,7 +105,7 @@ def build_launch(
         "flags": ["torch.compile off"] if device == "cpu" else [],
         "slimmed": list(env.slimmed),
         "changed_files": list(published.changed(env)),
-        "environment": _environment(device=device, revert=revert, ranks=engine.tp_size)
+        "environment": _environment(device=device, revert=revert, engine=engine)
         | ({"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"} if engine.enable_unified_radix_tree else {})
         | dict(env.environ),
         "arguments": {
@@ -183,13 +183,15 @@ def _optional(engine: EngineConfig) -> dict[str, Any]:
     return arguments
 
 
-def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, str]:
+def _environment(*, device: str, revert: int | None, engine: EngineConfig) -> dict[str, str]:
     environment = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     # Grammars are compiled by threads: a step waits for them, or a request's batch would depend on their speed.
     environment["SGLANG_GRAMMAR_POLL_INTERVAL"] = "60"
     # Slots that no window reaches are given back at once, and not 128 tokens at a time; until 0.5.16 every second
     # verify or so, and not once a window.
     environment |= {"SGLANG_SWA_EVICTION_INTERVAL": "1", "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER": "0.25"}
+    # The last inputs of short convolutions are kept in bfloat16 otherwise, whatever an engine computes in.
+    environment["SGLANG_MAMBA_CONV_DTYPE"], ranks = engine.dtype, engine.tp_size
     if device == "cpu":
         environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         # torch.compile would only compile small pointwise helpers, and takes 10 s a boot to do it.

@@ -59,6 +59,12 @@ def ends_elsewhere(scene: Scene, values: Values) -> Values:
 
 
 @act
+def other_step(scene: Scene, values: Values) -> Values:
+    """A step before the first is none: then nothing is committed."""
+    return {"steps": (values["steps"] + int(scene.args["by"])).clamp(max=int(values["last"]))}
+
+
+@act
 def drop_live(scene: Scene, values: Values) -> Values:
     """Once, the last of several live requests."""
     if len(values["keep"]) < 2 or scene.memory.setdefault("dropped", False):

@@ -25,6 +25,8 @@ from .registry import COUNTS, Share, Values, around, inputs_of, replaced
 from .sites_answers import AnswerSites
 from .sites_handoff import HandoffSites
 from .sites_host import HostSites
+from .sites_recurrent import BACKEND as RECURRENT
+from .sites_recurrent import RecurrentSites
 from .sites_windows import WindowSites
 
 Original = Callable[..., Any]
@@ -49,6 +51,9 @@ def make_mutants(probe: Probe, scheduler: Any, *, tp_rank: int) -> ArmedMutants:
     AnswerSites(mutants).install()
     if getattr(scheduler.token_to_kv_pool_allocator, WINDOW_SLOTS, None) is not None:
         mutants.missing += WindowSites(mutants).install(scheduler)
+    if RECURRENT in sys.modules and getattr(scheduler.req_to_token_pool, "mamba_pool", None) is not None:
+        last = int(scheduler.server_args.speculative_num_draft_tokens) - 1
+        mutants.missing += RecurrentSites(mutants, last=last).install()
     if controller := getattr(scheduler.tree_cache, "cache_controller", None):
         mutants.missing += HostSites(mutants, controller).install()
     if getattr(scheduler, "disagg_metadata_buffers", None) is not None:

@@ -21,6 +21,7 @@ import torch
 
 from ..hooks import ImportHooks
 from .cpu_attention import decode_attention, extend_attention
+from .cpu_delta import chunk_delta_rule
 from .cpu_hicache import load_layer_of_pages, store_layers_in_pages, transfer_rows
 from .cpu_sampling import renorm_top_k, renorm_top_p, verify_sampled
 from .cpu_tree import build_tree, verify_greedy
@@ -60,6 +61,7 @@ class _Torch:
 KERNELS: dict[str, tuple[tuple[str, Callable[..., Any], str, str], ...]] = {
     "tree": (("sgl_build_tree_kernel_efficient", build_tree, "stand-in", "tree"),),
     "verify": (("verify_tree_greedy_func", verify_greedy, "stand-in", "verify"),),
+    "delta_rule": (("chunk_gated_delta_rule", chunk_delta_rule, "stand-in", "recurrent"),),
     "sampling": (
         ("tree_speculative_sampling_target_only", verify_sampled, "stand-in when sampling", "sampled"),
         ("top_k_renorm_prob", renorm_top_k, "stand-in when sampling", "sampled"),
@@ -176,6 +178,14 @@ class CpuOps:
         name, subject = argument.split("=")
         setattr(module, name, True)
         self._note(f"{module.__name__}.{name}", "flag", subject, "selects SGLang's own Triton kernel, interpreted")
+
+    def _patch_any_device(self, module: types.ModuleType, argument: str) -> None:
+        """SGLang's own Triton kernels, interpreted, whose launchers refuse tensors that are not a GPU's."""
+        for name in argument.split(","):
+            code = getattr(module, name).__code__
+            names = tuple("is_cpu" if one == "is_cuda" else one for one in code.co_names)
+            getattr(module, name).__code__ = code.replace(co_names=names)
+            self._note(f"{module.__name__}.{name}", "flag", "none", "its kernel is interpreted; it asks for a GPU")
 
     def _patch_cuda_noop(self, module: types.ModuleType, argument: str) -> None:
         for name in argument.split(","):
