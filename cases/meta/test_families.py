@@ -28,9 +28,9 @@ def test_a_family_or_one_scenario_of_it_is_chosen_by_name():
     assert one.engine.page_size == 4
 
 
-def test_latent_attention_is_refused_on_a_card_instead_of_blaming_sglang():
-    with pytest.raises(UsageError, match="'mla-apart' cannot run on cuda: SGLang's kernels"):
-        checkpoint_pairs(FAMILIES["mla"].scenarios, device="cuda")
+def test_gpt_oss_in_float32_is_refused_on_a_card_instead_of_blaming_sglang():
+    with pytest.raises(UsageError, match="'oss-narrow' cannot run on cuda: SGLang makes attention weights"):
+        checkpoint_pairs(FAMILIES["window"].scenarios, device="cuda")
 
 
 @pytest.mark.parametrize(("family", "known"), [("tree", {"F-003"}), ("mtp", {"F-010", "F-012"}), ("eagle", set())])
