@@ -14,9 +14,10 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 
 CHECKPOINT = "eagle-tiny"
-#: An id that pairs of 512 tokens never propose, since its logit is 0. SGLang keeps room for all that a request may
-#: generate, unless it has a stop id, and then its pool never runs out: without a prefix cache, and 0.5.23 with one too.
-NEVER = 511
+#: An id that no tiny pair chooses: pairs of 520 tokens give it a logit of 0, smaller ones have no such token. SGLang
+#: keeps room for all that a request may generate, unless it has a stop id, and then its pool never runs out: without a
+#: prefix cache, and 0.5.23 with one too.
+NEVER = 519
 VOCAB = 500  # prompts stay below the special ids of the tiny vocabularies
 
 

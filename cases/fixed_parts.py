@@ -68,8 +68,8 @@ def parts(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> list[Sce
         )
     if boot.engine.max_total_tokens == OUTGROWN["max_total_tokens"]:
         # Room for all that it may generate is kept for a request that nothing can stop, and for one that is let in. So
-        # the prompts leave little more than that: then all are in before the first decode, and two outgrow the pool
-        # even if one of them accepts six tokens a verify while the other accepts one. The third makes it sooner.
+        # two prompts leave little more than that: both are in before the first decode, and outgrow the pool even if one
+        # of them accepts six tokens a verify while the other accepts one. A third comes in as soon as the release lets.
         long = [
             request(rid, length, seed=321 + i, new=new, stop_ids=(NEVER,))
             for i, (rid, length, new) in enumerate((("a", 36, 70), ("b", 31, 71), ("c", 9, 40)))
