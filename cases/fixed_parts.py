@@ -12,7 +12,7 @@ from itertools import cycle
 from typing import Any
 
 from cases.boots import OUTGROWN, Boot
-from cases.fixed import DRAIN, NEVER, abort, boot_program, chosen, request, steps, submit
+from cases.fixed import DRAIN, abort, boot_program, chosen, never, request, steps, submit
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Op, Scenario
 
@@ -71,7 +71,7 @@ def parts(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> list[Sce
         # two prompts leave little more than that: both are in before the first decode, and outgrow the pool even if one
         # of them accepts six tokens a verify while the other accepts one. A third comes in as soon as the release lets.
         long = [
-            request(rid, length, seed=321 + i, new=new, stop_ids=(NEVER,))
+            request(rid, length, seed=321 + i, new=new, stop_ids=(never(boot.checkpoint),))
             for i, (rid, length, new) in enumerate((("a", 36, 70), ("b", 31, 71), ("c", 9, 40)))
         ]
         every.append(
