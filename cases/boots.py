@@ -364,9 +364,9 @@ WINDOWED = _named(
 
 #: The prefix cache keeps states where texts and chunks end; under overlap scheduling, every so many tokens.
 UNBUFFERED = EngineConfig(overlap_schedule=False)
-#: Targets with recurrent states; before 0.5.16 SGLang's kernels for them were not looked at.
+#: Targets with recurrent states; 0.5.17's pool of them names the device "cuda", and ends an engine on a CPU.
 RECURRENT = _named(
-    Boot(name=name, why=f"recurrent states: {why}", checkpoint="hybrid-tiny", spec=spec, engine=engine, since="0.5.16")
+    Boot(name=name, why=f"recurrent states: {why}", checkpoint="hybrid-tiny", spec=spec, engine=engine, since="0.5.23")
     for name, why, spec, engine in (
         ("hybrid", "a chain of three steps, no prefix cache", SpecConfig(), UNCACHED),
         ("hybrid-cache", "the same with the prefix cache", SpecConfig(), UNBUFFERED),

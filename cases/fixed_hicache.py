@@ -77,7 +77,7 @@ def host_shapes(boot: Boot) -> list[Scenario]:
         ),
         program(
             "together",
-            [*before, _behind("c", 508, shared=48, more=6, new=10), _behind("d", 509, shared=48, more=9, new=14)],
+            [*before, _behind("c", 508, shared=48, more=6, new=4), _behind("d", 509, shared=48, more=9, new=24)],
             [*_each(*"abxy"), submit("c", "d"), DRAIN],
             wants=[*WANTS, "batch_shrinks"],
         ),

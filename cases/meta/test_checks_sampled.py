@@ -8,6 +8,8 @@ import torch
 
 from cases.checkpoints import make
 from cases.meta import handmade
+from harness.checks.accepts import usual_draws
+from harness.checks.evidence import gather
 from harness.checks.judge import judge
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Op, Scenario, SpecConfig
@@ -175,3 +177,14 @@ def test_a_token_less_is_a_tie_where_a_uniform_was_at_the_edge_and_a_lost_row_el
     shorter = replace(handmade.without_rows(trace, *gone), rounds=rounds)
     divergences = judge(scenario, shorter, with_margin(reference, margin, committed))[1]
     assert any(found.check == "align" for found in divergences) is bool(margin)
+
+
+@pytest.mark.parametrize(("margin", "share"), [(0.0, 0.5), (1.0, 0.0)])
+def test_draws_that_rounding_reaches_are_expected_to_fall_either_way(pair, sampled, margin, share):
+    """Over a large flat vocabulary every interval is narrower than rounding."""
+    scenario, trace = sampled
+    reference = Oracle(target=pair.target, draft=pair.draft).answer(scenario, trace)
+    drawn = [event for event in reference.events if event.name == "sampled"]
+    near = with_margin(reference, margin, *(event.data["committed"] for event in drawn))
+    assert drawn
+    assert usual_draws(gather(scenario, trace, near)) == share * len(drawn)

@@ -182,6 +182,14 @@ def test_under_overlap_the_pass_that_still_counts_is_the_one_in_flight():
     assert more == ["TOKEN:aborts:ACCEPT:aborted-decoding"]
 
 
+def test_under_overlap_a_request_that_nothing_of_is_in_flight_still_runs_one_pass():
+    """The batch in flight at its abort is a neighbour's prompt."""
+    events, late = [turn(1, running=["a"]), event("abort", 2, "a")], batch(3, ("a", 4, 3))
+    assert found("aborts", ABORTED, PROMPT, late, ends={"a": ("abort", 4)}, events=events, overlap=True) == []
+    more = found("aborts", ABORTED, PROMPT, late, ends={"a": ("abort", 5)}, events=events, overlap=True)
+    assert more == ["TOKEN:aborts:ACCEPT:aborted-decoding"]
+
+
 def test_a_request_taken_back_in_the_step_of_its_abort_runs_no_further_pass():
     events = [
         turn(1, running=["a"]),

@@ -38,7 +38,6 @@ SITES = {
     "host-store": "what a pool's rows are copied to on the host: host, device, and draft, whether they are a draft's",
     "host-load": "the opposite, layer by layer: host, device, layer, and draft",
     "host-alloc": "slots that the host's pool hands out: slots",
-    "host-free": "slots given back to the host's pool: slots",
     "batch": "who stays in the running batch",
     "requests": "of the requests in a batch: limits, stops, aborted",
     "queue": "how many requests may wait: limit",

@@ -8,6 +8,7 @@ rules and recorded uniforms; whether those are uniform is a question for many ru
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -172,6 +173,21 @@ def judged_walks(evidence: Evidence) -> frozenset[Share]:
     return frozenset(
         share for share, data in decided.items() if data.get("keys") or data["margin"] < _limit(evidence, data)
     )
+
+
+def usual_draws(evidence: Evidence) -> float:
+    """How many draws rounding turns around, as expected, by how near each came to the end of an interval.
+
+    Of a flat distribution over many tokens every interval is narrow, and a draw falls either way half the time. What is
+    nearer than a limit may be a tie; a limit is four standard deviations.
+    """
+    assert evidence.reference is not None
+    margins = [
+        event.data["margin"] / (_limit(evidence, event.data) / 4)
+        for event in evidence.reference.events
+        if event.name in ("sampled", "ruled") and not evidence.scenario.request(event.data["rid"]).greedy
+    ]
+    return sum(math.erfc(margin / math.sqrt(2)) / 2 for margin in margins)
 
 
 def _limit(evidence: Evidence, decided: dict[str, Any]) -> float:

@@ -31,6 +31,7 @@ from harness.checks import (
     texts,  # noqa: F401
     windows,  # noqa: F401
 )
+from harness.checks.accepts import usual_draws
 from harness.checks.asked import not_judged
 from harness.checks.coverage import check_handshake, compared_enough, coverage_wanted, not_exercised, undrafted
 from harness.checks.evidence import Evidence, gather
@@ -129,7 +130,7 @@ def _usual_ties(result: CheckResult, evidence: Evidence) -> float:
     if evidence.reference is None or evidence.aligned is None:
         return known
     found = usual_ties(evidence.reference, evidence.logit_noise, evidence.aligned.reference)
-    return known if found is None else found if topk == 1 else max(found, known)
+    return usual_draws(evidence) + (known if found is None else found if topk == 1 else max(found, known))
 
 
 def _drowned(result: CheckResult) -> list[str]:

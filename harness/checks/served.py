@@ -149,7 +149,8 @@ def _state(evidence: Evidence, rid: str, abort: Event) -> _State:
     if not _commits(before[-1]):
         return _State(name="in-chunk", until=until)
     later = (part for part in parts if part.record.scheduler_step >= step and part.record.mode == "DECODE")
-    if evidence.engine.header.get("overlap"):  # the pass that it still runs is in flight
+    flying = evidence.engine.header.get("overlap") and before[-1].record.scheduler_step == step - 1
+    if flying:  # the pass that it still runs is in flight
         return _State(name="decoding", until=until)
     return _State(name="decoding", until=max(until, max((_reach(part) for part in [*later][:1]), default=until)))
 

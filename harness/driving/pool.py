@@ -140,8 +140,9 @@ class EnginePool:
 
     def _copied(self, launch: Launch) -> Launch:
         """The launch with the way of starting that is wanted, for both sides of a pair."""
-        on_cuda = launch.boot.get("device") == "cuda"
-        if not self.copies or launch.ranks > 1 or (on_cuda and launch.beside is not None):
+        device = launch.boot.get("device")
+        on_cuda = device == "cuda"
+        if not self.copies or device is None or launch.ranks > 1 or (on_cuda and launch.beside is not None):
             return launch  # ranks get their requests over sockets that the process they would be forked from has open
         beside = None if launch.beside is None else self._copied(launch.beside)
         boot = {**launch.boot, "forked": True, "flags": [*launch.boot["flags"], COPIES]}

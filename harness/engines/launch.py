@@ -191,7 +191,7 @@ def _environment(*, device: str, revert: int | None, engine: EngineConfig) -> di
     # verify or so, and not once a window.
     environment |= {"SGLANG_SWA_EVICTION_INTERVAL": "1", "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER": "0.25"}
     # The last inputs of short convolutions are kept in bfloat16 otherwise, whatever an engine computes in.
-    environment["SGLANG_MAMBA_CONV_DTYPE"], ranks = engine.dtype, engine.tp_size
+    environment["SGLANG_MAMBA_CONV_DTYPE"], ranks = dtype_on(device, engine.dtype), engine.tp_size
     if device == "cpu":
         environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         # torch.compile would only compile small pointwise helpers, and takes 10 s a boot to do it.

@@ -203,7 +203,8 @@ def _shown(one: ScenarioResult, roots: Sequence[Finding], release: str) -> tuple
             return finding, {"kind": "hang"}
         if finding.first.key.phase == Phase.PREBUILT and finding.first.hint == "hidden_out-previous-row":
             return finding, {"kind": "resumed"}
-    for finding in roots:
+    causes = {each.signature for each in roots}  # what attention reads shows in the values that follow from it
+    for finding in (*roots, *(each for each in one.findings if each.consequence_of in causes)):
         if finding.first.key.phase in DRAFTS and (shown := _forward(one, finding, release)):
             return finding, shown
     raise UsageError(

@@ -33,9 +33,7 @@ class HostSites:
         for name, kind in KINDS.items():
             hooks.wrap(sys.modules[name], f"{kind}.backup_from_device_all_layer", around(self._store), innermost=True)
             hooks.wrap(sys.modules[name], f"{kind}.load_to_device_per_layer", around(self._load), innermost=True)
-        base = sys.modules[f"{POOLS}.base"]
-        hooks.wrap(base, "HostKVCache.alloc", around(self._alloc), innermost=True)
-        hooks.wrap(base, "HostKVCache.free", around(self._free), innermost=True)
+        hooks.wrap(sys.modules[f"{POOLS}.base"], "HostKVCache.alloc", around(self._alloc), innermost=True)
         return hooks.missing[known:]
 
     def _store(self, original: Original, host: Any, pool: Any, slots: Any, device: Any, *args: Any) -> Any:
@@ -55,9 +53,6 @@ class HostSites:
         if slots is None:
             return None
         return self._mutants.apply("host-alloc", {"slots": slots}).get("slots", slots)
-
-    def _free(self, original: Original, host: Any, slots: Any) -> Any:
-        return original(host, self._mutants.apply("host-free", {"slots": slots}).get("slots", slots))
 
     def _values(self, pool: Any, host: Any, device: Any, *, packed: bool = False) -> Values:
         """draft: whether a draft's rows are meant; those that are packed with the target's are stored with them."""

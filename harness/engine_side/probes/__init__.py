@@ -7,6 +7,7 @@ the table of a release (`both_sides/compat.py`) has its own names. A trace's hea
 | --- | --- | --- |
 | `forward_batch_generation` | `probe` | a round: mode, requests, committed lengths |
 | `ModelRunner.forward` | `probe` | a row a slot: inputs, hidden rows, logits |
+| `_maybe_execute_deferred_mamba_cow_and_clear` | `probe` | recurrent states that a prompt goes on from |
 | `TritonAttnBackend.forward_decode`, `forward_extend` | `attention_probe` | KV slots that a forward's attention reads |
 | `draft` | `probe` | phase DRAFT; links of the tree |
 | `_draft_extend_for_prefill` | `probe` | phase DRAFT_PREFILL; what the target chose after a prompt; proposals |
@@ -16,10 +17,12 @@ the table of a release (`both_sides/compat.py`) has its own names. A trace's hea
 | `sample`, `eagle_sample`, `verify` (v1) | `verify_probe` | ACCEPT rows |
 | `tree_speculative_sampling_target_only` | `verify_probe` | uniforms and thresholds of a sampled verify |
 | `chain_speculative_sampling_triton` | `verify_probe` | the same, of rejection sampling |
+| `update_regex_vocab_mask` | `verify_probe` | tokens that grammars allow after a prompt |
 | `duplicate_prefix_tail_to_draft_branches` | `verify_probe` | copies of a prefix's last page that differ from it |
 | `process_prebuilt` | `distributed_probe` | PREBUILT rows: what a decode engine is handed |
 | `ModelRunner.forward` under DP attention | `distributed_probe` | draft state and token counts of every rank |
 | `start_writing`, `start_loading`, `init_load_back` | `host_probe` | what a hierarchical cache copies, and for whom |
+| `update_running_batch`, `check_decode_mem`, `retract_decode` | `host.retraction` | who is taken back, and why |
 | `load_model` | `graph_probe` | the model's own `forward`, which the captures below need |
 | `capture_begin`, `capture_end`, `replay` | `graph_probe` | rows of the forwards and choices inside a graph |
 

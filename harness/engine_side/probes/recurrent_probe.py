@@ -43,5 +43,5 @@ def _weights(count: int, shape: torch.Size, device: torch.device) -> torch.Tenso
 
 
 def _plain(sums: torch.Tensor) -> list[list[float | None]]:
-    """[n,…] -> a list a request."""
-    return [[one if math.isfinite(one) else None for one in line] for line in sums.flatten(1).tolist()]
+    """[n,…] -> a list a request, of as many digits as float32 has."""
+    return [[float(f"{one:.8g}") if math.isfinite(one) else None for one in line] for line in sums.flatten(1).tolist()]
