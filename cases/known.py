@@ -35,10 +35,15 @@ class Entry(BaseModel):
     cells: Annotated[tuple[CellPattern, ...], Field(min_length=1)]
     expires: datetime.date
     rate: Rate = 1.0
+    devices: tuple[Literal["cpu", "cuda"], ...] = ("cpu", "cuda")
 
     def covers(self, signature: str, *, engine: str, place: str) -> bool:
         """Whether a finding is this one. place: the cell as kind/name."""
-        return signature in self.signatures and self.asked(engine=engine, place=place)
+        return self.shown_by(signature) and self.asked(engine=engine, place=place)
+
+    def shown_by(self, signature: str) -> bool:
+        """Whether a signature is one of its own, which may be patterns."""
+        return any(fnmatchcase(signature, one) for one in self.signatures)
 
     def asked(self, *, engine: str, place: str) -> bool:
         """Whether a cell could show it."""
@@ -92,6 +97,7 @@ def _ours() -> tuple[Entry, ...]:
             cells=night.cells,
             expires=night.expires,
             rate=night.rate,
+            devices=one.devices,
         )
         for one in issues().values()
         for night in one.nights

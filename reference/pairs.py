@@ -15,8 +15,9 @@ import torch
 from reference import eagle1, eagle3, families, llama, mtp
 from reference.checkpoint import CheckpointError, DamagedError, Weights, read_json
 from reference.hf_target import HfTarget
-from reference.model import Head, PaperTarget, Target
+from reference.model import Head, PaperTarget, Target, on_target
 from reference.mtp import MtpHead
+from reference.nextn import NextNHead
 
 AnyHead = Head | MtpHead
 _TARGETS: dict[str, Callable[..., PaperTarget]] = {
@@ -50,6 +51,18 @@ def load_pair(
     """
     read = load_target(target, dtype, held=held, device=device, provider=provider)
     return read, load_head(draft, read, held=held)
+
+
+def load_mixed(target: Path, draft: Path, *, own: Path, held: torch.dtype) -> AnyHead:
+    """A draft over another target than `own`, which it came with: new weights for one of the two, and not the other.
+
+    A next-token layer shares the embedding and head of whatever it runs behind; what its folder has are its own
+    target's (see reference.nextn), and are compared with that.
+    """
+    head = load_pair(own, draft, held=held)[1]
+    if isinstance(head, NextNHead):
+        return on_target(head, load_target(target, held=held))
+    return head if own == target else load_pair(target, draft, held=held)[1]
 
 
 def load_target(

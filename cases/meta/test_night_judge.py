@@ -131,6 +131,19 @@ def test_an_entry_whose_cells_did_not_run_is_not_called_stale(other):
     assert judged(night(other), known=[entry()]).wrong == ()
 
 
+def test_the_place_of_a_crash_may_be_a_pattern():
+    crash = "CRASH:ledger:EXTEND:srt/models/llama_eagle3.py:load_weights"
+    known = [entry(signatures=("CRASH:ledger:EXTEND:*/llama_eagle3.py:load_weights",))]
+    assert [group.status for group in judged(night(cell("eagle", seen(crash))), known=known).groups] == [Status.KNOWN]
+    assert judged(night(cell("eagle", seen(crash))), known=known).wrong == ()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_an_entry_is_called_stale_only_on_a_device_where_it_was_seen(device):
+    found = judged(night(cell(), device=device), known=[entry(devices=("cuda",))])
+    assert bool(found.wrong) == (device == "cuda")
+
+
 def test_a_finding_that_shows_now_and_then_is_gone_only_when_chance_cannot_explain_it():
     """The rate is that of a scenario: large nights prove more than small ones, and those without a verdict nothing."""
     known = [entry(rate=0.1)]

@@ -1,14 +1,16 @@
 """Next-token layers against Hugging Face's parts (see cases.meta.published_heads)."""
 
+import shutil
+
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from cases.meta.published import HIDDEN, VOCAB, add_tensors, make_target
 from cases.meta.published_heads import BEHIND, BESIDE, make_pair
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError
-from reference.pairs import load_pair, load_target
+from reference.pairs import load_mixed, load_pair, load_target
 
 torch.set_num_threads(1)
 
@@ -37,6 +39,29 @@ def test_a_layer_with_an_embedding_of_its_own_is_refused(tmp_path):
     add_tensors(tmp_path, {name: hf.get_input_embeddings().weight.detach() * 2})
     with pytest.raises(CheckpointError, match=r"embed_tokens.weight' is not the target's"):
         load_pair(tmp_path, tmp_path)
+
+
+def test_a_layer_shares_the_embedding_and_head_of_the_target_that_it_runs_behind(tmp_path):
+    """What is in its folder are copies of its own target's, which other weights for the target do not change."""
+    own, other, bare = (tmp_path / name for name in ("own", "other", "bare"))
+    hf, _ = make_pair("deepseek_v3", 1, own)
+    embed, head = (one.weight.detach() for one in (hf.get_input_embeddings(), hf.get_output_embeddings()))
+    prefix = f"model.layers.{hf.config.num_hidden_layers}."
+    copies = {f"{prefix}embed_tokens.weight": embed, f"{prefix}shared_head.head.weight": head}
+    add_tensors(own, copies)
+    shutil.copytree(own, other)
+    add_tensors(other, {"model.embed_tokens.weight": embed.flip(0), "lm_head.weight": head * 2})
+    shutil.copytree(own, bare)
+    kept = {name: one for name, one in load_file(own / "model.safetensors").items() if name not in copies}
+    save_file(kept, bare / "model.safetensors")
+    with pytest.raises(CheckpointError, match="is not the target's"):
+        load_pair(other, own)
+    wanted = load_pair(other, bare)[1]  # without the copies nothing says whose embedding and head they were
+    mixed = load_mixed(other, own, own=own, held=torch.float32)
+    tokens, rows = torch.arange(ROWS) % VOCAB, torch.randn(ROWS, HIDDEN, generator=torch.Generator().manual_seed(3))
+    said = [one.forward(tokens, rows, torch.arange(ROWS), Sight.causal(ROWS))[0] for one in (mixed, wanted)]
+    assert torch.equal(*said)
+    assert torch.equal(mixed.logits(rows), wanted.logits(rows))
 
 
 def test_a_folder_without_a_next_token_layer_names_what_is_missing(tmp_path):

@@ -29,7 +29,7 @@ from reference import lora
 from reference.constraints import Constraints
 from reference.logit_rules import Rules
 from reference.model import OnLastState, Target
-from reference.pairs import AnyHead, load_pair
+from reference.pairs import AnyHead, load_mixed, load_pair
 from reference.session import Generated, ReferenceSession
 from reference.spelling import Spelling
 
@@ -165,15 +165,16 @@ class Oracle:
         """names: the tiny pairs whose target and draft took the place of these; a draft shares what it shares."""
         asked = (spec.model_dump_json(), held, dtype, names)
         if asked not in self._sessions:
-            models = self.load(held=held)._models[held]
+            own = self.load(held=held)._models[held][1]
             if names != OWN:
                 target = weights_of(names[0], "target")[0] if names[0] else self.target
                 for name, folder in adapters.of_target(target, names[2:] if names[2] else ()).items():
                     place = adapters.beside(target, f"with-{name}")
                     target = made_once(place, partial(lora.adapted, target, Path(folder)))
                 draft = weights_of(names[1], "draft")[0] if names[1] else self.draft
-                models = load_pair(target, draft, held=getattr(torch, held))
-            head = models[1].computing(getattr(torch, dtype))
+                beside = weights_of(names[1], "target")[0] if names[1] else self.target
+                own = load_mixed(target, draft, own=beside, held=getattr(torch, held))
+            head = own.computing(getattr(torch, dtype))
             if spec.token_map is not None and isinstance(head, OnLastState):
                 head = head.proposing(spec.token_map)
             wanted = defects.departures(self.assumed)

@@ -233,7 +233,7 @@ def _expired(known: Sequence[Entry], today: datetime.date) -> list[str]:
 def _gone(night: Night, past: Sequence[Night], known: Sequence[Entry]) -> list[str]:
     """Entries whose cells ran tonight and before, over too many scenarios in a row without the finding."""
     found = []
-    for entry in known:
+    for entry in (one for one in known if night.plan.device in one.devices):
         away = driven = 0
         for one in (night, *reversed(past)):
             asked = [
@@ -241,7 +241,7 @@ def _gone(night: Night, past: Sequence[Night], known: Sequence[Entry]) -> list[s
                 for cell in one.cells
                 if entry.asked(engine=cell.engine, place=_place(cell)) and cell.scenarios > cell.unknown
             ]
-            if any(seen.signature in entry.signatures for cell in asked for seen in cell.findings):
+            if any(entry.shown_by(seen.signature) for cell in asked for seen in cell.findings):
                 break
             away += bool(asked)
             driven += sum(cell.scenarios - cell.unknown for cell in asked)
