@@ -201,8 +201,8 @@ def prefix_ends_after_page_border(kit: Kit) -> Opening:
 
 
 def _pages(kit: Kit) -> int:
-    """The most pages that two prompts share: three, or ten short ones; far below the context window."""
-    return max(3, min(10, 160 // kit.page))
+    """The most pages that two prompts share: three, or ten short ones; with the rest of one they fit the pool."""
+    return max(3, min(10, min(160, kit.boot.engine.max_total_tokens - 80) // kit.page))
 
 
 def _shared(kit: Kit, shared: int) -> Opening:
