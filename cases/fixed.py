@@ -14,9 +14,8 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 
 CHECKPOINT = "eagle-tiny"
-#: An id that pairs of 512 tokens never propose, since its logit is 0. SGLang keeps room for all that a request may
-#: generate, unless it has a stop id, and then its pool never runs out: without a prefix cache, and 0.5.23 with one too.
-NEVER = 511
+#: Pairs of 520 tokens; the others that `never` is asked about have 512.
+OF_520 = ("eagle3-apart", "qwen3-apart")
 VOCAB = 500  # prompts stay below the special ids of the tiny vocabularies
 
 
@@ -37,6 +36,15 @@ def request(
         stop_token_ids=tuple(stop_ids),
         dp_rank=dp_rank,
     )
+
+
+def never(checkpoint: str) -> int:
+    """An id that this pair never chooses, since its logit is 0.
+
+    SGLang keeps room for all that a request may generate, unless it has a stop id, and then its pool never runs out:
+    without a prefix cache, and 0.5.23 with one too.
+    """
+    return 519 if checkpoint in OF_520 else 511
 
 
 def submit(*rids: str) -> Op:

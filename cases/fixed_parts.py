@@ -12,7 +12,7 @@ from itertools import cycle
 from typing import Any
 
 from cases.boots import OUTGROWN, Boot
-from cases.fixed import DRAIN, NEVER, abort, boot_program, chosen, request, steps, submit
+from cases.fixed import DRAIN, abort, boot_program, chosen, never, request, steps, submit
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Op, Scenario
 
@@ -67,10 +67,12 @@ def parts(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> list[Sce
             )
         )
     if boot.engine.max_total_tokens == OUTGROWN["max_total_tokens"]:
-        # Room for all that it may generate is kept for a request that nothing can stop; and for what it reserves 0.5.23
-        # may keep the third out, so that two have to outgrow the pool.
+        # Room for all that it may generate is kept for a request that nothing can stop, and for one that is let in. So
+        # two prompts leave little more than that: both are in before the first decode, and outgrow the pool even if one
+        # of them accepts six tokens a verify while the other accepts one. A third comes in as soon as the release lets.
         long = [
-            request(rid, 30 - 2 * i - i * i, seed=321 + i, new=60 + i, stop_ids=(NEVER,)) for i, rid in enumerate("abc")
+            request(rid, length, seed=321 + i, new=new, stop_ids=(never(boot.checkpoint),))
+            for i, (rid, length, new) in enumerate((("a", 36, 70), ("b", 31, 71), ("c", 9, 40)))
         ]
         every.append(
             program(

@@ -7,7 +7,7 @@ To add one: a function that writes requests and ops into the kit's timeline, dec
 from __future__ import annotations
 
 from cases.boots import MOST_WAITING, Boot
-from cases.fixed import NEVER
+from cases.fixed import never
 from cases.fixed_weights import update
 from cases.kit import CONTEXT, DECODING, LONGEST_PROMPT, MOST_NEW, Kit, Opening, template
 from harness.contract.admission import reserved
@@ -363,7 +363,9 @@ def pool_exhausted(kit: Kit) -> Opening:
     share = kit.boot.engine.max_total_tokens // count - draft - 12
     for _ in range(count):
         request = kit.request(kit.prompt(kit.integer(share - 4, share)), new=kit.new_tokens(MOST_NEW - 2))
-        kit.timeline.arrive(kit.integer(0, 1), request.model_copy(update={"stop_token_ids": (NEVER,)}))
+        kit.timeline.arrive(
+            kit.integer(0, 1), request.model_copy(update={"stop_token_ids": (never(kit.boot.checkpoint),)})
+        )
     return Opening(calm=16)
 
 

@@ -12,6 +12,7 @@ from cases.checkpoints import make
 from cases.meta import handmade
 from cases.meta.judged import roots, with_round
 from cases.meta.test_reference_session import assert_same_rows, request_of, scenario_of, stopped
+from harness.checks import judge
 from harness.contract.scenario import SpecConfig
 from reference.eagle1 import DraftHead
 from reference.pairs import paper_target as load_target
@@ -69,6 +70,18 @@ def test_a_number_of_steps_that_is_no_candidate_is_found(steps, found):
     adaptive = scenario.model_copy(update={"spec": ADAPTIVE.model_copy(update={"adaptive": only(3)})})
     seen = roots(adaptive, replace(engine, scenario_id=adaptive.id))
     assert (("SHAPE", "rounds", "VERIFY", "steps-not-a-candidate") in seen) is found
+
+
+@pytest.mark.parametrize(("steps", "due"), [((0, 1), False), ((1, 3), True)])
+def test_draft_rows_are_due_where_a_round_drafts_more_than_one_token(head, steps, due):
+    session = Changing(head.target, head, ADAPTIVE, steps=steps)
+    request = request_of(random.Random(4), new=16)
+    engine = session.speculate(request, chunk=7)
+    kept = [i for i, phase in enumerate(engine.rows.strings["phase"]) if phase != "DRAFT"]
+    verdict, _ = judge(
+        scenario_of(ADAPTIVE, request), replace(engine, rows=handmade.take_rows(engine.rows, kept)), None
+    )
+    assert any("no DRAFT row" in reason for reason in verdict.reasons) is due
 
 
 def only(*steps):

@@ -11,7 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cases.checkpoints import RECIPES, CheckpointMakeError, Recipe, make, make_recipe
+from cases.boots import OUTGROWN
+from cases.checkpoints import RECIPES, CheckpointMakeError, Recipe, make, make_recipe, pair_of
+from cases.families import FAMILIES
+from cases.fixed import never
 from cases.meta.sensitivity import measure
 from cases.recipes import Qwen3EagleRecipe, TableRecipe, TrainedRecipe
 
@@ -36,6 +39,20 @@ PAIRS = sorted(
     and not isinstance(recipe, TableRecipe | Qwen3EagleRecipe | TrainedRecipe)
     and name != "qwen3-four"
 )
+
+
+#: Pairs that are driven on a pool that a few requests outgrow.
+OUTGROWING = {
+    boot.checkpoint
+    for family in FAMILIES.values()
+    for boot in family.boots
+    if boot.engine.max_total_tokens == OUTGROWN["max_total_tokens"]
+}
+
+
+@pytest.mark.parametrize("name", sorted(OUTGROWING))
+def test_the_id_that_never_ends_a_request_has_a_logit_of_zero(name):
+    assert not pair_of(RECIPES[name]).target["lm_head.weight"][never(name)].any()
 
 
 @pytest.fixture(scope="module", params=PAIRS)

@@ -111,7 +111,7 @@ SCENARIOS = (
     Left(where="*shared-prefix *goes-on", what="beginning: *", why="prompts that begin alike"),
     Left(where="*finish-together dp/every-rank-idle disagg/all-end-at-once", what="limit: *", why="they end together"),
     Left(
-        where="*pool-runs-out",
+        where="*pool-runs-out trained/tight-pool",
         what="stops: *",
         why="an id that is never proposed lets a pool run out",
     ),

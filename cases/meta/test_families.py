@@ -28,9 +28,9 @@ def test_a_family_or_one_scenario_of_it_is_chosen_by_name():
     assert one.engine.page_size == 4
 
 
-def test_latent_attention_is_refused_on_a_card_instead_of_blaming_sglang():
-    with pytest.raises(UsageError, match="'mla-apart' cannot run on cuda: SGLang's kernels"):
-        checkpoint_pairs(FAMILIES["mla"].scenarios, device="cuda")
+def test_what_would_die_at_its_start_is_refused_on_a_card_instead_of_blaming_sglang():
+    with pytest.raises(UsageError, match="'oss-narrow' cannot run on cuda: SGLang makes attention weights of gpt-oss"):
+        checkpoint_pairs(FAMILIES["window"].scenarios, device="cuda")
 
 
 @pytest.mark.parametrize(("family", "known"), [("tree", {"F-003"}), ("mtp", {"F-010", "F-012"}), ("eagle", set())])

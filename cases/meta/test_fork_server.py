@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,13 +57,13 @@ def server(launch, tmp_path):
     made.close()
 
 
-def fork(server, folder, name, **environment):
+def fork(server, folder, name, *, launch=None, **environment):
     """(what a forked host said, its process), once it has ended; it must be waited for by whoever asks."""
     place = folder / name
     (place / "tmp").mkdir(parents=True)
     given = {"TMPDIR": str(place / "tmp"), "PATH": os.environ["PATH"], **environment}
     server.ready()
-    forked = server.start(server.launch, place / "log", str(place / "answer"), given)
+    forked = server.start(launch or server.launch, place / "log", str(place / "answer"), given)
     assert forked.wait(timeout=20) == 7
     return json.loads((place / "answer").read_text()), forked
 
@@ -120,6 +122,17 @@ def test_a_fork_server_that_was_killed_is_an_error_and_not_a_wait(server, tmp_pa
         server.start(server.launch, tmp_path / "log", str(tmp_path / "answer"), {})
 
 
+def test_a_fork_server_that_is_ended_while_it_is_asked_is_an_error_of_that_engine(server, tmp_path):
+    """As when a run ends while an engine boots ahead: whoever waits is told, and does not wait on."""
+    server.ready()
+    server._process.send_signal(signal.SIGSTOP)  # it will not answer
+    ends = threading.Timer(0.2, server.close)
+    ends.start()
+    with pytest.raises(EngineError, match="the process that engines are forked from is gone"):
+        server.start(server.launch, tmp_path / "log", str(tmp_path / "answer"), {})
+    ends.join()
+
+
 def test_one_fork_server_serves_its_kind_and_another_kind_gets_one_of_its_own(launch, tmp_path):
     kept = ForkServers(tmp_path)
     other_arguments = replace(launch, boot={**launch.boot, "arguments": {"k": 1}})
@@ -128,11 +141,17 @@ def test_one_fork_server_serves_its_kind_and_another_kind_gets_one_of_its_own(la
     first = kept.server(launch)
     assert kept.server(other_arguments) is first
     running = psutil.Process(first._process.pid)
-    first.hosts.add(1)  # something lives that was forked from it
-    assert kept.server(other_environment) is not first
+    second = kept.server(other_environment)  # as a boot beside this one asks, before this one has forked
+    assert second is not first
+    hosts = [
+        fork(first, tmp_path, f"host-{number}", launch=one)[1] for number, one in enumerate((launch, other_arguments))
+    ]
+    assert not first.needed
+    first.hosts.add(hosts[0].pid)  # it lives
+    assert kept.server(other_environment) is second
     assert running.is_running()
     first.hosts.clear()
-    assert kept.server(other_environment) is not first
+    assert kept.server(other_environment) is second
     assert survivors([running]) == []
     assert kept.started == 2
     kept.close()

@@ -5,7 +5,7 @@ import types
 import pytest
 
 from harness.engine_side.hooks import HookRegistry
-from harness.engine_side.host.retraction import Retraction
+from harness.engine_side.host.retraction import Retraction, forget_retractions
 
 
 class Req:
@@ -115,3 +115,13 @@ def test_what_was_asked_waits_for_a_batch_that_decodes_and_holds_for_one():
     scheduler.update_running_batch(batch)
     assert [one["rids"] for one in made.take()] == [["a"]]
     assert made.take() == []
+
+
+def test_what_is_kept_free_after_a_retraction_is_forgotten_before_the_next_scenario():
+    old = types.SimpleNamespace(new_token_ratio=1.0, init_new_token_ratio=0.07)
+    forget_retractions(old)
+    assert old.new_token_ratio == 0.07
+    tracker = types.SimpleNamespace(current=1.0)
+    tracker.reset = lambda: vars(tracker).update(current=0.07)
+    forget_retractions(types.SimpleNamespace(new_token_ratio_tracker=tracker))
+    assert tracker.current == 0.07

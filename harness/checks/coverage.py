@@ -150,8 +150,9 @@ def _empty_phases(evidence: Evidence) -> Iterator[str]:
     due = [Phase.PREFILL, Phase.DRAFT_PREFILL] if "PREFILL" in modes else []
     if "PREBUILT" in modes:
         due.append(Phase.PREBUILT)
-    if any(record.mode == "DECODE" and any(record.lens) for record in evidence.engine.rounds):
-        due += [Phase.DRAFT] if evidence.scenario.spec.draft_steps else []
+    if decoding := [one for one in evidence.engine.rounds if one.mode == "DECODE" and any(one.lens)]:
+        rounds = (evidence.scenario.spec.of_round(one.num_steps) for one in decoding)
+        due += [Phase.DRAFT] if any(spec.draft_steps for spec in rounds) else []
         due += [Phase.VERIFY, Phase.ACCEPT]
     if not due:
         yield "nothing to compare: no batch with a request"

@@ -87,10 +87,17 @@ class ForkServer:
     refused: str = ""
     #: processes that were forked and not collected yet
     hosts: set[int] = field(default_factory=set)
+    #: launches that it was chosen for and that were not forked yet
+    awaited: list[Launch] = field(default_factory=list)
     _turn: threading.Lock = field(default_factory=threading.Lock)
     _process: subprocess.Popen[bytes] | None = None
     _orders: socket.socket | None = None
     _folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def needed(self) -> bool:
+        """Whether something lives that was forked from it, or is about to be."""
+        return bool(self.hosts or self.awaited)
 
     def ready(self, progress: Progress = lambda _text: None) -> None:
         """Start it, unless it was before, and wait until it has imported everything."""
@@ -112,6 +119,9 @@ class ForkServer:
             return Forked(pid, self)
         except (OSError, wire.WireClosed) as error:
             raise EngineError(f"the process that engines are forked from is gone; its log: {self.log}") from error
+        finally:
+            if launch in self.awaited:
+                self.awaited.remove(launch)
 
     def _start(self) -> None:
         self._orders, theirs = socket.socketpair()
@@ -134,14 +144,15 @@ class ForkServer:
         start = time.monotonic()
         try:
             with self._turn:
-                if self._orders is None:
+                orders = self._orders  # another thread may end it meanwhile
+                if orders is None:
                     raise wire.WireClosed("it was ended")
-                wire.send(self._orders, order)
-                while not select.select([self._orders], [], [], 0.5)[0]:
+                wire.send(orders, order)
+                while not select.select([orders], [], [], 0.5)[0]:
                     if time.monotonic() > start + process.BOOT_SECONDS:
                         raise wire.WireClosed("it does not answer")
                     progress(f"booting, imports first ({time.monotonic() - start:.0f} s)")
-                return wire.receive(self._orders)[0]
+                return wire.receive(orders)[0]
         except BaseException:
             self.close()
             raise
@@ -158,6 +169,8 @@ class ForkServer:
         orders, self._orders = self._orders, None
         folder, self._folder = self._folder, None
         if orders is not None:
+            with contextlib.suppress(OSError):
+                orders.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer reads its end
             orders.close()
         if running is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -169,7 +182,7 @@ class ForkServer:
 
 @dataclass(slots=True)
 class ForkServers:
-    """The fork server of the latest kind, and others for as long as something lives that was forked from them.
+    """The fork server of the latest kind, and others for as long as they are `needed`.
 
     logs: folder of their logs.
     """
@@ -189,7 +202,7 @@ class ForkServers:
         with self._turn:
             if self.closed:
                 raise EngineError("the processes that engines are forked from were ended")
-            for other in [one for one, server in self.servers.items() if one != kind and not server.hosts]:
+            for other in [one for one, server in self.servers.items() if one != kind and not server.needed]:
                 self.servers.pop(other).close()
             if kind not in self.servers:
                 self.started += 1
@@ -200,6 +213,8 @@ class ForkServers:
                     server.ready(progress)
             except EngineError as error:
                 server.refused = str(error)  # what is wrong with its imports, an engine's own boot says better
+            if not server.refused:
+                server.awaited.append(launch)
             return server
 
     def close(self) -> None:

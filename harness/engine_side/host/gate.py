@@ -23,7 +23,7 @@ from ..probes.recorder import Recorder, plain_rid
 from ..transfer_backend.files import RULES
 from . import source_swap
 from .crash_attribution import watcher
-from .retraction import Retraction
+from .retraction import Retraction, forget_retractions
 from .scheduler_state import pool_level, scheduler_state
 
 if TYPE_CHECKING:
@@ -180,6 +180,7 @@ class Gate:
         RULES.clear()
         self.retraction.ask(None)
         self.retraction.take()
+        forget_retractions(scheduler)
         flushed = scheduler.flush_cache()
         scheduler.chunked_prefill_size = command["chunk"]
         self._limit_running(command["running_limit"] or scheduler.max_running_requests)

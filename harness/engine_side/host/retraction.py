@@ -18,6 +18,17 @@ from ..probes.recorder import plain_rid
 SWITCH = {"TEST_RETRACT": True, "TEST_RETRACT_INTERVAL": 1}
 
 
+def forget_retractions(scheduler: Any) -> None:
+    """Whoever comes next is admitted as at the start. What SGLang keeps free for those that run rises with each that it
+    takes back, until it is idle: the overlap loop is not, between a scenario's last step and the next one's first.
+    """
+    tracker = getattr(scheduler, "new_token_ratio_tracker", None)
+    if tracker is not None:
+        tracker.reset()
+    else:  # before 0.5.13
+        scheduler.new_token_ratio = scheduler.init_new_token_ratio
+
+
 class Retraction:
     """What the scenario asked of the next batch that would decode, and what SGLang did since the last step."""
 
