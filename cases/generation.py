@@ -16,12 +16,14 @@ from cases import templates, templates_answers, templates_handoff, templates_rul
 from cases.asking import asking
 from cases.boots import Boot
 from cases.kit import TEMPLATES, Kit, Opening, possible, shortest_life
-from harness.contract.requests import RequestSpec
+from harness.contract.requests import OF_LOGPROBS, RequestSpec
 from harness.contract.scenario import Scenario
 
 #: Importing them registers their templates.
 ROOMS = (templates, templates_answers, templates_handoff, templates_rules, templates_texts)
 MOST_REQUESTS = 5
+#: What a request returns whose text two models may write: no reference says log-probabilities of that.
+WITHOUT_LOGPROBS = {name: RequestSpec.model_fields[name].default for name in ("return_logprob", *OF_LOGPROBS)}
 
 
 @st.composite
@@ -79,7 +81,10 @@ def build(
 
 def _asked(kit: Kit, opening: Opening, *, quiet: bool) -> tuple[RequestSpec, ...]:
     own = kit.timeline.requests if quiet else _with_keys(kit, opening)
-    return asking(kit.random, kit.boot, own, cached=opening.cached)
+    asked = asking(kit.random, kit.boot, own, cached=opening.cached)
+    updates = [step for step, op in kit.timeline.ops if op.kind == "update"]
+    before = {one.rid for step, one in kit.timeline.arrivals if updates and step <= max(updates)}
+    return tuple(one.model_copy(update=WITHOUT_LOGPROBS) if one.rid in before else one for one in asked)
 
 
 def _with_keys(kit: Kit, opening: Opening) -> tuple[RequestSpec, ...]:

@@ -2,13 +2,14 @@
 
 import functools
 from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases.boots import ADAPTER_BOOTS, BOOTS, DP_BOOTS, HOSTED, PD_BOOTS, RANKED_PAIR, STATES, TREES, WEIGHT_BOOTS
-from cases.generation import MOST_REQUESTS, generate, scenarios
+from cases.generation import MOST_REQUESTS, build, generate, scenarios
 from cases.kit import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life
 from cases.templates_handoff import MOST
 from cases.timeline import Timeline, inserted
@@ -26,6 +27,19 @@ EVERY_BOOT = pytest.mark.parametrize("boot", ALL_BOOTS, ids=lambda boot: boot.na
 def some(name, count=60, seed=5):
     """Drawn once for every test that only looks at them."""
     return generate(next(boot for boot in ALL_BOOTS if boot.name == name), count=count, seed=seed)
+
+
+def test_log_probabilities_are_asked_for_only_of_texts_that_one_model_writes():
+    asked = Counter()
+    for seed in range(40):
+        made = build(Random(seed), WEIGHT_BOOTS["weights"], template="updated_while_running")
+        kinds = [op.kind for op in made.script]
+        later = {rid for op in made.script[kinds.index("update") :] for rid in op.rids}
+        for one in made.requests:
+            asked[one.rid in later, one.return_logprob] += 1
+    assert asked[False, False] > 40
+    assert asked[True, True] > 5
+    assert not asked[False, True]
 
 
 def test_boot_configurations_are_all_different():
