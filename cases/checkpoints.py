@@ -135,7 +135,7 @@ RECIPES: dict[str, Recipe] = {
         # Widths that SGLang's kernels for GPUs are built for.
         LatentRecipe(name="mla-latent512", seed=20261206, **_LATENT_512),
         LatentRecipe(name="mla-next512", seed=20261207, **_LATENT_512),
-        LatentRecipe(name="mla-apart512", seed=20261208, **{**_APART, **_LATENT_512, "vocab": 520}),
+        LatentRecipe(name="mla-apart512", seed=20261208, **{**_APART, **_LATENT_512}),
         # Recurrent states beside attention, and a NextN layer for a draft.
         HybridRecipe(name="hybrid-tiny", seed=20250911),
         TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),

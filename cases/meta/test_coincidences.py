@@ -89,6 +89,12 @@ PAIRS = (
         why="its layers add nothing, so that the distribution of every token is known",
         apart="eagle-apart",
     ),
+    Left(
+        where="mla-apart512",
+        what="size: vocab_size = kv_lora_rank",
+        why="the vocabulary is that of the pair it stands for, the latent that of SGLang's kernels",
+        apart="mla-apart",
+    ),
     Left(where="oss-*", what="size: *", why=WINDOWS, apart="eagle-apart"),
     Left(
         where="eagle3-next mtp-next mla-next mla-next512",
