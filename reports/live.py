@@ -127,7 +127,7 @@ def lease_facts(lease: dict[str, Any] | None) -> list[str]:
 
 def engine_facts(header: dict[str, Any]) -> list[str]:
     """Which engine answered, then every operation in it that is not its own."""
-    ours = map(short_name, replaced_kernels(header))
+    ours = dict.fromkeys(map(short_name, replaced_kernels(header)))
     schedule = "overlap" if header.get("overlap") else "normal"
     facts = f"{header.get('worker')}, {schedule} loop, {header.get('backend')} attention, {header.get('dtype')}"
     reverted = f", #{header['revert']} reverted" if header.get("revert") else ""

@@ -27,7 +27,7 @@ from reports.prose import say
 @guarded
 def command(
     specimen: Annotated[
-        Path, typer.Argument(metavar="SPECIMEN", help="A reproducer, or a scenario's folder in a run that failed.")
+        Path, typer.Argument(metavar="REPRODUCER", help="A reproducer, or a scenario's folder in a run that failed.")
     ],
     output: Annotated[str, typer.Option(help="The file to write; '-': standard output.")] = "repro.py",
     form: Annotated[
@@ -60,8 +60,18 @@ def command(
     )
     write_text(exported(one, launch, name=Path(output).name, form=form), output, option="output")
     if output != "-":
-        say(Console(), f"written: {output}\nthe whole scenario:  {run_again(specimen)}")
+        say(Console(), f"written: {output}\nrun it:  {_run_line(one.setup.release, output)}")
+        say(Console(), f"the whole scenario:  {run_again(specimen)}")
     return Exit.PASS
+
+
+def _run_line(release: str, output: str) -> str:
+    """What runs the file: the engine's own Python where this machine has that release."""
+    env = envs.state(release)
+    if not env.ready:
+        return f"python {output}, with a Python that has SGLang {release}"
+    path = ":".join(map(str, env.pythonpath))
+    return f"PYTHONPATH={path} {env.python} {output}" if path else f"{env.python} {output}"
 
 
 def _judged(folder: Path, stored: StoredScenario) -> ScenarioResult:

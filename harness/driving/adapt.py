@@ -37,6 +37,9 @@ FIRST_WITH_HANDED_REJECTION = Version("0.5.23")
 FIRST_WITH_LORA = Version("0.5.19")
 #: The first release that is known to change the number of steps while it serves, zero included.
 FIRST_ADAPTIVE = Version("0.5.17")
+#: Settings and pairs of ours that were first driven on these; earlier ones end at their boot, on a CPU at least.
+FIRST_WITH_HOST_CACHE = Version("0.5.17")
+FIRST_WITH_PAIR = {"hybrid-tiny": Version("0.5.23")}
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
 LAST_WITHOUT_DECODE_CACHE = Version("0.5.17")
 #: Up to here the kernel that lays out pages (alloc_extend) takes powers of two only, as it still does on a GPU; what
@@ -165,6 +168,7 @@ def refusal(scenario: Scenario, *, version: str, device: str) -> str:
     """Why the scenario is not driven there, with what to do instead; empty if it is."""
     return (
         impossible(scenario.spec, scenario.engine, version=version, device=device)
+        or too_old(scenario, version=version)
         or too_deep(scenario)
         or unfollowed(scenario, version=version)
         or unserved(scenario, version=version)
@@ -213,6 +217,11 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"spec.adaptive is set, and it is not driven on SGLang {version}\n"
             f"  allowed: leave spec.adaptive out, or a release from {FIRST_ADAPTIVE} on"
         )
+    if engine.server_args.get("enable_hierarchical_cache") and Version(version) < FIRST_WITH_HOST_CACHE:
+        return (
+            f"engine.server_args has enable_hierarchical_cache, and it is not driven on SGLang {version}\n"
+            f"  allowed: leave it out, or a release from {FIRST_WITH_HOST_CACHE} on"
+        )
     drawing = FIRST_WITH_LAYERED_REJECTION if spec.algorithm == "MTP" else FIRST_WITH_REJECTION
     drawing = FIRST_WITH_HANDED_REJECTION if engine.disaggregation else drawing
     if engine.rejection_sampling and Version(version) < drawing:
@@ -231,6 +240,17 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"  allowed: a release from {FIRST_ASKING_PLUGINS} on, or leave spec.plugin out"
         )
     return ""
+
+
+def too_old(scenario: Scenario, *, version: str) -> str:
+    """Why a release does not serve one of our pairs; empty if it does, or it is none of ours."""
+    first = FIRST_WITH_PAIR.get(scenario.checkpoint)
+    if first is None or Version(version) >= first:
+        return ""
+    return (
+        f"checkpoint is {scenario.checkpoint!r}, which is not driven on SGLang {version}\n"
+        f"  allowed: another checkpoint, or a release from {first} on"
+    )
 
 
 def too_deep(scenario: Scenario) -> str:
