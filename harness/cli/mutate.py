@@ -80,10 +80,11 @@ def command(
     prepare.check_device(device)
     if inside_graphs and not wanted.cuda_graph:
         raise UsageError("--inside-graphs: no engine captures CUDA graphs\n  add  --device cuda --cuda-graph")
-    for kept in merge or ():
-        if not kept.is_dir():
+    for shard_folder in merge or ():
+        if not shard_folder.is_dir():
             raise UsageError(
-                f"--merge {kept}: there is no such folder\n  name what another shard kept:  RUNS/mutate-{version}-…/seed-{seed}"
+                f"--merge {shard_folder}: there is no such folder\n"
+                f"  name what another shard kept:  RUNS/mutate-{version}-FAMILIES/seed-{seed}"
             )
     lease = prepare.gpu_lease(device, gpu_share)
     part = (1, 1) if shard is None else _shard(shard)
