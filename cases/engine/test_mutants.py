@@ -25,7 +25,7 @@ BESIDE = {"announced", "idle_width"}
 #: Checks that only a tree over pages, a pair of engines, TP ranks, a tokenizer or a setting of its own can show.
 ELSEWHERE = {
     *("tails", "handoff", "handover", "tp_ranks", "grammar", "texts", "returned_states"),
-    *("admission", "retraction", "flushed", "windows"),
+    *("admission", "retraction", "flushed", "windows", "host", "recurrent"),
 }
 RANKS_BOOT = EXERCISES["dp"][0].boot_key()
 

@@ -237,7 +237,7 @@ def test_a_search_that_is_ended_leaves_no_worktree_no_process_and_no_answer(home
     options = ["--case", "pr25015", "--repo", str(history.folder), "--bad", "HEAD", "--good", history.commits[0]]
     process = pretended_engine.start("bisect", *options, cwd=tmp_path, home=home)
     deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("runs/*/engine.log")):
+    while not list(tmp_path.glob("runs/*/*.log")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "no step has started an engine"
         time.sleep(0.2)

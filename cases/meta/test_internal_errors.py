@@ -64,7 +64,7 @@ def test_a_last_message_about_a_defect_of_ours_is_received_when_the_process_is_g
 START = """
 import importlib.util, os, sys
 spec = importlib.util.spec_from_file_location("host", sys.argv[1])
-host = importlib.util.module_from_spec(spec)
+host = sys.modules["host"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(host)
 os.environ[host.ENV_PARENT] = sys.argv[2] or str(os.getppid())
 host.die_with_parent()

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from cases.checkpoints import RECIPES, make
-from cases.recipes import LatentRecipe, TableRecipe, TrainedRecipe
+from cases.recipes import HybridRecipe, LatentRecipe, TableRecipe, TrainedRecipe
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError
 from reference.eagle1 import DraftHead
@@ -27,11 +27,12 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("pairs")
 
 
-#: EAGLE-1 pairs whose target is a Llama or Qwen3; latent attention and trained pairs have test files of their own.
+#: EAGLE-1 pairs whose target is a Llama or Qwen3; latent attention, recurrent states and trained pairs have test files
+#: of their own.
 PLAIN = [
     name
     for name, recipe in RECIPES.items()
-    if recipe.algorithm == "EAGLE" and not isinstance(recipe, LatentRecipe | TrainedRecipe)
+    if recipe.algorithm == "EAGLE" and not isinstance(recipe, LatentRecipe | HybridRecipe | TrainedRecipe)
 ]
 
 

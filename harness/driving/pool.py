@@ -145,7 +145,7 @@ class EnginePool:
         if not self.copies or device is None or launch.ranks > 1 or (on_cuda and launch.beside is not None):
             return launch  # ranks get their requests over sockets that the process they would be forked from has open
         beside = None if launch.beside is None else self._copied(launch.beside)
-        boot = {**launch.boot, "forked": True, "flags": [*launch.boot["flags"], COPIES]}
+        boot = {**launch.boot, "forked": True, "flags": [*launch.boot.get("flags", ()), COPIES]}
         if on_cuda:
             boot["environment"] = {**boot["environment"], **BY_NVML}
         return replace(launch, boot=boot, beside=beside)
