@@ -30,6 +30,7 @@ def cards(tmp_path, monkeypatch):
 def test_a_real_engine_keeps_its_lease_until_it_is_killed_and_then_it_is_free(engines, cards, monkeypatch):
     engines.close()  # the live one holds no lease
     monkeypatch.setattr(engines, "lease", leases.request(WHOLE))
+    monkeypatch.setattr(engines, "copies", False)  # what a CPU's engines are forked from hides every card
     engine = engines.use(engines.launch(SCENARIO))
     host, processes = engine.process.pid, tree(engine.process.pid)
     assert len(processes) > 1, "and SGLang's own"

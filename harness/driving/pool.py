@@ -134,7 +134,7 @@ class EnginePool:
             self._fork_servers = self._fork_servers or ForkServers(self.logs)
         server = self._fork_servers.server(copied, progress)
         if server.refused:
-            flags = [*launch.boot["flags"], f"not {COPIES}: {server.refused}"]
+            flags = [*launch.boot.get("flags", ()), f"not {COPIES}: {server.refused}"]
             return Engine(launch=replace(launch, boot={**launch.boot, "flags": flags}), log=log)
         return Engine(launch=copied, log=log, start=server.start)
 
