@@ -10,6 +10,7 @@ import torch
 from cases.meta import handmade
 from cases.meta.test_coverage_points import decode, prefill, trace
 from harness.both_sides.projections import OF_A_HEAD, OF_A_ROW, weights
+from harness.checks.coverage import compared_enough
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.trace import RECURRENT, RECURRENT_ROWS, Event
@@ -120,3 +121,15 @@ def test_points_of_recurrent_states_are_counted_where_they_happen(name, rounds, 
 def test_every_point_of_recurrent_states_is_shown_here():
     cases = test_points_of_recurrent_states_are_counted_where_they_happen.pytestmark[0].args[1]
     assert {case[0] for case in cases} == set(names(Where.RECURRENT))
+
+
+@pytest.mark.parametrize(("counted", "due"), [(0, True), (4, False)])
+def test_a_target_whose_states_were_not_seen_is_no_pass(counted, due):
+    evidence = gather(GIVEN, trace(decode(3, ("r0", 5, 1))), reference())
+    reasons = compared_enough(evidence, {"recurrent_states": counted}, frozenset())
+    assert ("nothing compared: recurrent_states" in reasons) is due
+
+
+def test_states_are_due_only_where_the_reference_has_some():
+    plain = gather(GIVEN, trace(decode(3, ("r0", 5, 1))), replace(reference(), events=()))
+    assert "nothing compared: recurrent_states" not in compared_enough(plain, {}, frozenset())

@@ -11,7 +11,7 @@ from harness.checks.accepts import sampler_replaced
 from harness.checks.evidence import Evidence
 from harness.contract.conditions import PREFILL_GRAPHS
 from harness.contract.providers import is_witness
-from harness.contract.trace import replaced_kernels
+from harness.contract.trace import RECURRENT_ROWS, replaced_kernels
 from harness.contract.types import Phase
 from harness.coverage import POINTS, count
 
@@ -136,6 +136,8 @@ def _due(evidence: Evidence) -> Iterator[str]:
         yield from WHEN_DECODING
     if evidence.reference is not None:
         yield from WITH_REFERENCE
+        if "DECODE" in _modes(evidence) and any(one.name == RECURRENT_ROWS for one in evidence.reference.events):
+            yield "recurrent_states"
     if evidence.scenario.engine.attention_tp_size > 1:
         yield "tp_rows"
     if evidence.scenario.engine.dp_size > 1:
