@@ -113,7 +113,12 @@ BOOTS = _named(
             spec=_chain(5),
             engine=TIGHT,
         ),
-        Boot(name="no-cache", why="no prefix cache, two steps", spec=_chain(2), engine=UNCACHED),
+        Boot(
+            name="no-cache",
+            why="no prefix cache, two steps, custom logit processors",
+            spec=_chain(2),
+            engine=EngineConfig(radix_cache=False, enable_custom_logit_processor=True),
+        ),
         Boot(
             name="long-draft",
             why="five steps, two requests at a time, and five that wait",
@@ -130,6 +135,14 @@ STATES = Boot(
     why="hidden states come back",
     since="0.5.17",
     engine=EngineConfig(enable_return_hidden_states=True, max_running_requests=4),
+)
+
+#: All its requests sample: drafts of greedy ones are drawn too, on every release (F-038).
+DRAWN = Boot(
+    name="drawn",
+    why="drafts are drawn, and accepted by rejection sampling",
+    since="0.5.14",
+    engine=EngineConfig(rejection_sampling=True),
 )
 
 #: Multi-layer MTP: before 0.5.17 the worker runs neither eagerly nor in CUDA graphs without a known issue.

@@ -81,6 +81,8 @@ def build(
 
 def _asked(kit: Kit, opening: Opening, *, quiet: bool) -> tuple[RequestSpec, ...]:
     own = kit.timeline.requests if quiet else _with_keys(kit, opening)
+    if kit.boot.engine.rejection_sampling:
+        own = tuple(templates_rules.sampling(request, kit.random) for request in own)
     asked = asking(kit.random, kit.boot, own, cached=opening.cached)
     updates = [step for step, op in kit.timeline.ops if op.kind == "update"]
     before = {one.rid for step, one in kit.timeline.arrivals if updates and step <= max(updates)}
