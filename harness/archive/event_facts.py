@@ -97,6 +97,7 @@ class _Said(BaseModel):
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     moving: tuple[str, ...] = ()
+    sent: dict[str, tuple[int, int]] = {}
     tokens: int = 0
     output_ids: tuple[int, ...] = ()
     margins: tuple[float | str, ...] = ()
