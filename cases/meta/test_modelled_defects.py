@@ -165,7 +165,10 @@ def test_penalties_count_the_last_token_that_the_scheduler_has():
     ]
     prompt, generated, counted = 3, (50, 51, 52, 53, 54), CountsRoots()
     for overlap, known, tokens in ((False, [1, 3, 4], [50, 52, 53]), (True, [0, 1, 4], [9, 50, 53])):
-        drafts = SimpleNamespace(view=SimpleNamespace(overlap=overlap), timeline=SimpleNamespace(parts=parts))
+        view = SimpleNamespace(overlap=overlap, turns=lambda step: step)
+        drafts = SimpleNamespace(view=view, timeline=SimpleNamespace(parts=parts))
         late = flying(drafts)
         had = [part.start + 1 - prompt - late.get(part.start, 0) for part, _ in parts[1:]]
         assert (had, counted.counts(generated, known=had, last=9)) == (known, tokens)
+        view.turns = lambda step: min(step, 4) + max(0, step - 6)  # paused in steps 4 and 5: that of 7 is the next one
+        assert flying(drafts) == ({3: 1, 5: 2, 6: 1} if overlap else {})
