@@ -143,7 +143,7 @@ def chunked_back_to_back(kit: Kit) -> Opening:
     return Opening(calm=6)
 
 
-@template(fits=_mixed)
+@template(fits=_mixed, often=True)
 def mixed_batch(kit: Kit) -> Opening:
     """A prompt that arrives, in chunks or whole, while one or two requests run."""
     for _ in range(kit.integer(1, 2)):
@@ -152,7 +152,7 @@ def mixed_batch(kit: Kit) -> Opening:
     return Opening(calm=DECODING + 1)
 
 
-@template(fits=_adapted)
+@template(fits=_adapted, often=True)
 def adapters_in_one_batch(kit: Kit) -> Opening:
     """Two or three that meet, each with another adapter, or with none."""
     for name in kit.random.sample(kit.adapters, kit.integer(2, len(kit.adapters))):
@@ -161,7 +161,7 @@ def adapters_in_one_batch(kit: Kit) -> Opening:
     return Opening(calm=DECODING + 2)
 
 
-@template(fits=_updated)
+@template(fits=_updated, often=True)
 def updated_while_running(kit: Kit) -> Opening:
     """One or two that run when their engine gets other weights, and one that begins as an earlier one, behind that."""
     for _ in range(kit.integer(1, 2)):
@@ -172,7 +172,7 @@ def updated_while_running(kit: Kit) -> Opening:
     return Opening(calm=step + 1)
 
 
-@template(fits=_adaptive, certain=False)
+@template(fits=_adaptive, certain=False, often=True)
 def steps_raised(kit: Kit) -> Opening:
     """Requests that come one after another, so that batches of each size decide."""
     for place in range(kit.integer(2, 4)):
