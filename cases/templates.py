@@ -55,6 +55,10 @@ def _ranked(boot: Boot) -> bool:
     return _alone(boot) and boot.engine.dp_size > 1
 
 
+def _coordinated(boot: Boot) -> bool:
+    return _ranked(boot) and boot.engine.dp_spec_prefill_coordination
+
+
 def _queued(boot: Boot) -> bool:
     return _level(boot) and boot.engine.max_queued_requests is not None
 
@@ -578,12 +582,17 @@ def idle_from_the_start(kit: Kit) -> Opening:
     return Opening(calm=2)
 
 
-@template(fits=_ranked)
+@template(fits=lambda boot: _ranked(boot) and not _coordinated(boot))
 def held_idle_by_prefill(kit: Kit) -> Opening:
     """A prompt that arrives while another rank decodes."""
     kit.arrive(0, kit.length(1, kit.chunk), new=kit.long_run())
     kit.arrive(2, kit.length(), beside=True)
     return Opening(calm=3)
+
+
+@template(fits=_coordinated, often=True)
+def verify_beside_prefill(kit: Kit) -> Opening:
+    return held_idle_by_prefill(kit)
 
 
 @template(fits=_ranked)
