@@ -460,16 +460,17 @@ SPELLED_BOOTS = _named(
 
 TWO_RANKS = EngineConfig(dp_size=2, tp_size=2, max_running_requests=4)
 DP_BOOTS = _named(
-    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=V2)
-    for name, why, checkpoint, spec, engine in (
-        ("dp", "DP attention over two ranks", "qwen3-tiny", HEADS, TWO_RANKS),
-        ("dp-wide", "two ranks, a draft wider than its target", "qwen3-wide", HEADS, TWO_RANKS),
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=since)
+    for name, why, checkpoint, spec, engine, since in (
+        ("dp", "DP attention over two ranks", "qwen3-tiny", HEADS, TWO_RANKS, V2),
+        ("dp-wide", "two ranks, a draft wider than its target", "qwen3-wide", HEADS, TWO_RANKS, V2),
         (
             "dp-apart",
             "two ranks, a head of its own, five steps, a pool that is outgrown",
             "qwen3-apart",
             HEADS_OF_FIVE,
             TWO_RANKS.model_copy(update=OUTGROWN),
+            V2,
         ),
         (
             "dp-lm-head",
@@ -477,6 +478,15 @@ DP_BOOTS = _named(
             "qwen3-tiny",
             HEADS,
             TWO_RANKS.model_copy(update={"enable_dp_lm_head": True}),
+            V2,
+        ),
+        (
+            "dp-coordinated",
+            "two ranks, one of which may verify beside the other's prefill",
+            "qwen3-tiny",
+            HEADS,
+            TWO_RANKS.model_copy(update={"dp_spec_prefill_coordination": True}),
+            "0.5.23",
         ),
     )
 )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cases import templates, templates_answers, templates_handoff, templates_rules, templates_texts
 from cases.asking import asking
 from cases.boots import Boot
-from cases.kit import TEMPLATES, Kit, Opening, possible, shortest_life
+from cases.kit import TEMPLATES, Kit, Opening, possible, shortest_life, turns
 from harness.contract.requests import OF_LOGPROBS, RequestSpec
 from harness.contract.scenario import Scenario
 
@@ -38,8 +38,7 @@ def scenarios(draw: st.DrawFn, boot: Boot, *, template: str | None = None, quiet
 
 def generate(boot: Boot, *, count: int, seed: int) -> list[Scenario]:
     """The first `count` scenarios of a seed, the templates alternating in an order that the seed decides."""
-    order = possible(boot)
-    Random(f"{boot.name} {seed}").shuffle(order)
+    order = turns(boot, Random(f"{boot.name} {seed}"))
     return [
         build(
             Random(f"{boot.name} {seed} {number}"),
@@ -92,13 +91,17 @@ def _asked(kit: Kit, opening: Opening, *, quiet: bool) -> tuple[RequestSpec, ...
 def _with_keys(kit: Kit, opening: Opening) -> tuple[RequestSpec, ...]:
     """Of every second scenario, whatever its template, some requests sample or ask for more; drawn last of all.
 
-    Not those that the template needs as they are, for the lengths of what they accept; and one that drafts stays.
+    Not those that the template needs as they are, for the lengths of what they accept or for log-probabilities, which
+    nobody follows beside some keys; and one that drafts stays.
     """
     own = kit.timeline.requests
     if not templates_rules.single(kit.boot) or kit.chance():
         return own
     asked = [
-        request if request.rules else templates_rules.perhaps_asking(request, kit.boot, kit.random) for request in own
+        request
+        if request.rules or request.return_logprob
+        else templates_rules.perhaps_asking(request, kit.boot, kit.random)
+        for request in own
     ]
     if (plain := _drafting(kit, own)) and not _drafting(kit, asked):
         asked[own.index(plain[0])] = plain[0]

@@ -99,6 +99,7 @@ class MtpRecipe(Recipe):
     """A MiMo-V2 style target with MTP layers (see cases.mtp_weights)."""
 
     algorithm: ClassVar[str] = "MTP"
+    dp_attention: ClassVar[bool] = True
     #: in the checkpoint: the most steps a scenario may ask for
     draft_layers: ClassVar[int] = 4
 
@@ -130,6 +131,7 @@ class StepRecipe(MtpRecipe):
     layer's head lies from the target's.
     """
 
+    dp_attention: ClassVar[bool] = False
     target_architecture: ClassVar[str] = "Step3p5ForCausalLM"
     target_type: ClassVar[str] = "step3p5"
 

@@ -56,6 +56,10 @@ def _ranked(boot: Boot) -> bool:
     return _alone(boot) and boot.engine.dp_size > 1
 
 
+def _coordinated(boot: Boot) -> bool:
+    return _ranked(boot) and boot.engine.dp_spec_prefill_coordination
+
+
 def _queued(boot: Boot) -> bool:
     return _level(boot) and boot.engine.max_queued_requests is not None
 
@@ -144,7 +148,7 @@ def chunked_back_to_back(kit: Kit) -> Opening:
     return Opening(calm=6)
 
 
-@template(fits=_mixed)
+@template(fits=_mixed, often=True)
 def mixed_batch(kit: Kit) -> Opening:
     """A prompt that arrives, in chunks or whole, while one or two requests run."""
     for _ in range(kit.integer(1, 2)):
@@ -153,7 +157,7 @@ def mixed_batch(kit: Kit) -> Opening:
     return Opening(calm=DECODING + 1)
 
 
-@template(fits=_adapted)
+@template(fits=_adapted, often=True)
 def adapters_in_one_batch(kit: Kit) -> Opening:
     """Two or three that meet, each with another adapter, or with none."""
     for name in kit.random.sample(kit.adapters, kit.integer(2, len(kit.adapters))):
@@ -162,7 +166,7 @@ def adapters_in_one_batch(kit: Kit) -> Opening:
     return Opening(calm=DECODING + 2)
 
 
-@template(fits=_updated)
+@template(fits=_updated, often=True)
 def updated_while_running(kit: Kit) -> Opening:
     """One or two that run when their engine gets other weights, and one that begins as an earlier one, behind that."""
     for _ in range(kit.integer(1, 2)):
@@ -173,7 +177,7 @@ def updated_while_running(kit: Kit) -> Opening:
     return Opening(calm=step + 1)
 
 
-@template(fits=_adaptive, certain=False)
+@template(fits=_adaptive, certain=False, often=True)
 def steps_raised(kit: Kit) -> Opening:
     """Requests that come one after another, so that batches of each size decide."""
     for place in range(kit.integer(2, 4)):
@@ -598,12 +602,17 @@ def idle_from_the_start(kit: Kit) -> Opening:
     return Opening(calm=2)
 
 
-@template(fits=_ranked)
+@template(fits=lambda boot: _ranked(boot) and not _coordinated(boot))
 def held_idle_by_prefill(kit: Kit) -> Opening:
     """A prompt that arrives while another rank decodes."""
     kit.arrive(0, kit.length(1, kit.chunk), new=kit.long_run())
     kit.arrive(2, kit.length(), beside=True)
     return Opening(calm=3)
+
+
+@template(fits=_coordinated, often=True)
+def verify_beside_prefill(kit: Kit) -> Opening:
+    return held_idle_by_prefill(kit)
 
 
 @template(fits=_ranked)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from cases.boots import ADAPTER_BOOTS, BOOTS, DP_BOOTS, HOSTED, PD_BOOTS, RANKED_PAIR, STATES, TREES, WEIGHT_BOOTS
 from cases.generation import MOST_REQUESTS, build, generate, scenarios
-from cases.kit import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life
+from cases.kit import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life, turns
 from cases.templates_handoff import MOST
 from cases.timeline import Timeline, inserted
+from harness.checks.logprobs import LOOSE
 from harness.cli.programs import check_scenarios
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Op, Scenario
@@ -78,9 +79,13 @@ def test_scenario_is_decided_by_boot_configuration_seed_and_number_alone(boot):
 
 @EVERY_BOOT
 def test_every_possible_template_is_drawn_and_is_wanted_where_it_is_certain(boot):
-    possible_here = possible(boot)
-    wanted = Counter(name for one in some(boot.name, count=2 * len(possible_here)) for name in one.wants)
-    assert wanted == {name: 2 for name in possible_here if TEMPLATES[name].certain}
+    """And what a boot configuration is for comes every second time."""
+    cycle = turns(boot, Random(0))
+    assert set(cycle) == set(possible(boot))
+    wanted = Counter(name for one in some(boot.name, count=2 * len(cycle)) for name in one.wants)
+    assert wanted == Counter(2 * [name for name in cycle if TEMPLATES[name].certain])
+    often = [name for name in possible(boot) if TEMPLATES[name].often]
+    assert all(2 * cycle.count(name) == len(cycle) for name in often)
 
 
 def test_certain_templates_are_points_that_the_trace_can_prove():
@@ -101,6 +106,7 @@ def test_requests_of_any_program_ask_for_what_comes_back_and_need_no_other_batch
         assert any(key in request.asked for request in asked), key
     assert all(not request.return_hidden_states for one in some("plain") for request in one.requests)
     for scenario in (*some("plain"), *some("pages")):
+        assert not any(one.return_logprob and {*LOOSE} & {*one.asked} for one in scenario.requests)
         prefixed = any(name.startswith("prefix") for name in scenario.wants)
         assert not (prefixed and any(request.logprob_start_len >= 0 for request in scenario.requests)), scenario.wants
         answered = [request for request in scenario.requests if request.expect == "answer"]

@@ -40,6 +40,8 @@ FIRST_ADAPTIVE = Version("0.5.17")
 #: Settings and pairs of ours that were first driven on these; earlier ones end at their boot, on a CPU at least.
 FIRST_WITH_HOST_CACHE = Version("0.5.17")
 FIRST_WITH_PAIR = {"hybrid-tiny": Version("0.5.23")}
+#: The first release that is known to let DP ranks verify beside a prefill; 0.5.18 to 0.5.22 were not tried.
+FIRST_COORDINATED = Version("0.5.23")
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
 LAST_WITHOUT_DECODE_CACHE = Version("0.5.17")
 #: Up to here the kernel that lays out pages (alloc_extend) takes powers of two only, as it still does on a GPU; what
@@ -206,6 +208,12 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"engine.enable_mixed_chunk is on, which SGLang {version} switches off where it speculates by "
             f"{spec.algorithm}\n  allowed: engine.enable_mixed_chunk false, or EAGLE or EAGLE3 on a release from "
             f"{FIRST_MIXED} on"
+        )
+    if engine.dp_spec_prefill_coordination and (Version(version) < FIRST_COORDINATED or spec.algorithm == "MTP"):
+        return (
+            f"engine.dp_spec_prefill_coordination is on, which SGLang {version} does not have for {spec.algorithm} (DP "
+            "spec/prefill coordination requires single-layer EAGLE, EAGLE3 or DSPARK)\n  allowed: leave it out, or "
+            f"EAGLE or EAGLE3 on a release from {FIRST_COORDINATED} on"
         )
     if engine.lora_paths and Version(version) < FIRST_WITH_LORA:
         return (
