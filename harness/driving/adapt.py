@@ -37,9 +37,9 @@ FIRST_WITH_HANDED_REJECTION = Version("0.5.23")
 FIRST_WITH_LORA = Version("0.5.19")
 #: The first release that is known to change the number of steps while it serves, zero included.
 FIRST_ADAPTIVE = Version("0.5.17")
-#: Settings and pairs of ours that were first driven on these; earlier ones end at their boot, on a CPU at least.
+#: Settings, and pairs of ours on a device, that were first driven on these; earlier ones end at their boot.
 FIRST_WITH_HOST_CACHE = Version("0.5.17")
-FIRST_WITH_PAIR = {"hybrid-tiny": Version("0.5.23")}
+FIRST_WITH_PAIR = {("hybrid-tiny", "cpu"): Version("0.5.23"), ("hybrid-tiny", "cuda"): Version("0.5.17")}
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
 LAST_WITHOUT_DECODE_CACHE = Version("0.5.17")
 #: Up to here the kernel that lays out pages (alloc_extend) takes powers of two only, as it still does on a GPU; what
@@ -168,7 +168,7 @@ def refusal(scenario: Scenario, *, version: str, device: str) -> str:
     """Why the scenario is not driven there, with what to do instead; empty if it is."""
     return (
         impossible(scenario.spec, scenario.engine, version=version, device=device)
-        or too_old(scenario, version=version)
+        or too_old(scenario, version=version, device=device)
         or too_deep(scenario)
         or unfollowed(scenario, version=version)
         or unserved(scenario, version=version)
@@ -242,13 +242,13 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
     return ""
 
 
-def too_old(scenario: Scenario, *, version: str) -> str:
-    """Why a release does not serve one of our pairs; empty if it does, or it is none of ours."""
-    first = FIRST_WITH_PAIR.get(scenario.checkpoint)
+def too_old(scenario: Scenario, *, version: str, device: str) -> str:
+    """Why a release does not serve one of our pairs there; empty if it does, or it is none of ours."""
+    first = FIRST_WITH_PAIR.get((scenario.checkpoint, device))
     if first is None or Version(version) >= first:
         return ""
     return (
-        f"checkpoint is {scenario.checkpoint!r}, which is not driven on SGLang {version}\n"
+        f"checkpoint is {scenario.checkpoint!r}, which is not driven on SGLang {version} on {device}\n"
         f"  allowed: another checkpoint, or a release from {first} on"
     )
 
