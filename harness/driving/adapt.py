@@ -39,7 +39,11 @@ FIRST_WITH_LORA = Version("0.5.19")
 FIRST_ADAPTIVE = Version("0.5.17")
 #: Settings, and pairs of ours on a device, that were first driven on these; earlier ones end at their boot.
 FIRST_WITH_HOST_CACHE = Version("0.5.17")
-FIRST_WITH_PAIR = {("hybrid-tiny", "cpu"): Version("0.5.23"), ("hybrid-tiny", "cuda"): Version("0.5.17")}
+FIRST_WITH_PAIR = {
+    ("hybrid-tiny", "cpu"): Version("0.5.23"),
+    ("hybrid-tiny", "cuda"): Version("0.5.17"),
+    **{("hybrid-dense", device): Version("0.5.23") for device in DEVICES},
+}
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
 LAST_WITHOUT_DECODE_CACHE = Version("0.5.17")
 #: Up to here the kernel that lays out pages (alloc_extend) takes powers of two only, as it still does on a GPU; what
