@@ -379,13 +379,20 @@ WINDOWED = _named(
 UNBUFFERED = EngineConfig(overlap_schedule=False)
 #: Targets with recurrent states; 0.5.17's pool of them names the device "cuda", and ends an engine on a CPU.
 RECURRENT = _named(
-    Boot(name=name, why=f"recurrent states: {why}", checkpoint="hybrid-tiny", spec=spec, engine=engine, since="0.5.23")
-    for name, why, spec, engine in (
-        ("hybrid", "a chain of three steps, no prefix cache", SpecConfig(), UNCACHED),
-        ("hybrid-cache", "the same with the prefix cache", SpecConfig(), UNBUFFERED),
-        ("hybrid-long", "five steps", _chain(5), UNCACHED),
-        ("hybrid-tree", "two candidates a step, two steps", _tree(2, 2, 6), UNCACHED),
-        ("hybrid-pool", "a pool that a few requests outgrow", SpecConfig(), UNBUFFERED.model_copy(update=OUTGROWN)),
+    Boot(name=name, why=f"recurrent states: {why}", checkpoint=pair, spec=spec, engine=engine, since="0.5.23")
+    for name, why, pair, spec, engine in (
+        ("hybrid", "a chain of three steps, no prefix cache", "hybrid-tiny", SpecConfig(), UNCACHED),
+        ("hybrid-cache", "the same with the prefix cache", "hybrid-tiny", SpecConfig(), UNBUFFERED),
+        ("hybrid-long", "five steps", "hybrid-tiny", _chain(5), UNCACHED),
+        ("hybrid-tree", "two candidates a step, two steps", "hybrid-tiny", _tree(2, 2, 6), UNCACHED),
+        (
+            "hybrid-pool",
+            "a pool that a few requests outgrow",
+            "hybrid-tiny",
+            SpecConfig(),
+            UNBUFFERED.model_copy(update=OUTGROWN),
+        ),
+        ("hybrid-dense", "Qwen3.5 style, the prefix cache", "hybrid-dense", SpecConfig(), UNBUFFERED),
     )
 )
 

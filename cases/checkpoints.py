@@ -40,6 +40,7 @@ from cases import (
 )
 from cases.folders import made_once
 from cases.recipes import (
+    DenseHybridRecipe,
     Eagle3Recipe,
     FiveLayersRecipe,
     FiveStepLayersRecipe,
@@ -138,6 +139,7 @@ RECIPES: dict[str, Recipe] = {
         LatentRecipe(name="mla-apart512", seed=20261208, **{**_APART, **_LATENT_512}),
         # Recurrent states beside attention, and a NextN layer for a draft.
         HybridRecipe(name="hybrid-tiny", seed=20250911),
+        DenseHybridRecipe(name="hybrid-dense", seed=20260216),
         TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),
         # Stirred (below): no two tensors are alike, and no two sizes that mean different things are one.
         Recipe(name="eagle-apart", seed=20261150, **_APART, upper_gain=0.03),
@@ -209,6 +211,7 @@ KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
     WindowedRecipe: mtp_weights.pair,
     GptOssRecipe: oss_weights.pair,
     HybridRecipe: hybrid_weights.pair,
+    DenseHybridRecipe: hybrid_weights.pair,
     StepRecipe: step_weights.pair,
     FiveStepLayersRecipe: step_weights.pair,
     LatentRecipe: mla_weights.pair,

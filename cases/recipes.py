@@ -207,6 +207,16 @@ class HybridRecipe(Recipe):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DenseHybridRecipe(HybridRecipe):
+    """A Qwen3.5 style pair: dense MLPs, and projections of the gated delta networks apart."""
+
+    target_architecture: ClassVar[str] = "Qwen3_5ForCausalLM"
+    target_type: ClassVar[str] = "qwen3_5_text"
+
+    experts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GptOssRecipe(Eagle3Recipe):
     """A pair with a gpt-oss style target: windows in every other layer, sinks, biases, experts (see cases.oss_weights).
 

@@ -37,9 +37,13 @@ FIRST_WITH_HANDED_REJECTION = Version("0.5.23")
 FIRST_WITH_LORA = Version("0.5.19")
 #: The first release that is known to change the number of steps while it serves, zero included.
 FIRST_ADAPTIVE = Version("0.5.17")
-#: Settings and pairs of ours that were first driven on these; earlier ones end at their boot, on a CPU at least.
+#: Settings, and pairs of ours on a device, that were first driven on these; earlier ones end at their boot.
 FIRST_WITH_HOST_CACHE = Version("0.5.17")
-FIRST_WITH_PAIR = {"hybrid-tiny": Version("0.5.23")}
+FIRST_WITH_PAIR = {
+    ("hybrid-tiny", "cpu"): Version("0.5.23"),
+    ("hybrid-tiny", "cuda"): Version("0.5.17"),
+    **{("hybrid-dense", device): Version("0.5.23") for device in DEVICES},
+}
 #: The first release that is known to let DP ranks verify beside a prefill; 0.5.18 to 0.5.22 were not tried.
 FIRST_COORDINATED = Version("0.5.23")
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
@@ -170,7 +174,7 @@ def refusal(scenario: Scenario, *, version: str, device: str) -> str:
     """Why the scenario is not driven there, with what to do instead; empty if it is."""
     return (
         impossible(scenario.spec, scenario.engine, version=version, device=device)
-        or too_old(scenario, version=version)
+        or too_old(scenario, version=version, device=device)
         or too_deep(scenario)
         or unfollowed(scenario, version=version)
         or unserved(scenario, version=version)
@@ -250,13 +254,13 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
     return ""
 
 
-def too_old(scenario: Scenario, *, version: str) -> str:
-    """Why a release does not serve one of our pairs; empty if it does, or it is none of ours."""
-    first = FIRST_WITH_PAIR.get(scenario.checkpoint)
+def too_old(scenario: Scenario, *, version: str, device: str) -> str:
+    """Why a release does not serve one of our pairs there; empty if it does, or it is none of ours."""
+    first = FIRST_WITH_PAIR.get((scenario.checkpoint, device))
     if first is None or Version(version) >= first:
         return ""
     return (
-        f"checkpoint is {scenario.checkpoint!r}, which is not driven on SGLang {version}\n"
+        f"checkpoint is {scenario.checkpoint!r}, which is not driven on SGLang {version} on {device}\n"
         f"  allowed: another checkpoint, or a release from {first} on"
     )
 
