@@ -8,11 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases.boots import ADAPTER_BOOTS, BOOTS, DP_BOOTS, HOSTED, PD_BOOTS, RANKED_PAIR, STATES, TREES, WEIGHT_BOOTS
+from cases.boots import (
+    ADAPTER_BOOTS,
+    BOOTS,
+    DP_BOOTS,
+    EAGLE3_BOOTS,
+    HOSTED,
+    PD_BOOTS,
+    RANKED_PAIR,
+    STATES,
+    TREES,
+    WEIGHT_BOOTS,
+)
 from cases.generation import MOST_REQUESTS, build, generate, scenarios
 from cases.kit import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life
 from cases.templates_handoff import MOST
 from cases.timeline import Timeline, inserted
+from harness.checks.logprobs import LOOSE
 from harness.cli.programs import check_scenarios
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Op, Scenario
@@ -104,6 +116,13 @@ def test_requests_of_any_program_ask_for_what_comes_back_and_need_no_other_batch
         prefixed = any(name.startswith("prefix") for name in scenario.wants)
         assert not (prefixed and any(request.logprob_start_len >= 0 for request in scenario.requests)), scenario.wants
         assert len({request.token_ids_logprob for request in scenario.requests}) == 1
+
+
+def test_what_a_template_asks_for_is_judged_beside_whatever_is_drawn():
+    """In this one a penalty would be drawn for the request whose log-probabilities the template is about."""
+    scenario = generate(EAGLE3_BOOTS["eagle3"], count=135, seed=17)[134]
+    assert any(request.return_logprob for request in scenario.requests)
+    assert not any(request.return_logprob and {*LOOSE} & {*request.asked} for request in scenario.requests)
 
 
 @pytest.mark.parametrize("boot", [*BOOTS, *TREES])
