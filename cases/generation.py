@@ -16,6 +16,7 @@ from cases import templates, templates_answers, templates_handoff, templates_rul
 from cases.asking import asking
 from cases.boots import Boot
 from cases.kit import TEMPLATES, Kit, Opening, possible, shortest_life, turns
+from harness.checks.logprobs import LOOSE
 from harness.contract.requests import OF_LOGPROBS, RequestSpec
 from harness.contract.scenario import Scenario
 
@@ -100,12 +101,17 @@ def _with_keys(kit: Kit, opening: Opening) -> tuple[RequestSpec, ...]:
     asked = [
         request
         if request.rules or request.return_logprob
-        else templates_rules.perhaps_asking(request, kit.boot, kit.random)
+        else _judged(request, templates_rules.perhaps_asking(request, kit.boot, kit.random))
         for request in own
     ]
     if (plain := _drafting(kit, own)) and not _drafting(kit, asked):
         asked[own.index(plain[0])] = plain[0]
     return tuple(asked)
+
+
+def _judged(own: RequestSpec, drawn: RequestSpec) -> RequestSpec:
+    """Whatever was drawn, unless the template's own log-probabilities are not judged beside it."""
+    return own if own.return_logprob and {*LOOSE} & {*drawn.asked} else drawn
 
 
 def _bystanders(kit: Kit, *, calm: int) -> None:
