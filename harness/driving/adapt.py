@@ -322,8 +322,8 @@ def undrawn(scenario: Scenario, env: EngineEnv, *, device: str) -> str:
         return ""
     return (
         f"request {drawing.rid!r} samples, and SGLang {env.version} draws by flashinfer's kernels, which are not in "
-        "its bundle\n  allowed: temperature 0; engine.rejection_sampling where all requests sample without cuts; or an "
-        "engine installed from an index"
+        "its bundle\n  allowed: temperature 0; engine.rejection_sampling where all requests sample without cuts; a "
+        "bundle made --with flashinfer; or an engine installed from an index"
     )
 
 
