@@ -67,8 +67,8 @@ def command(
 ) -> Exit:
     """Write one line of SGLang's source wrong, many times over, and show which checks notice.
 
-    What was asked is kept, and is not asked again. Exits 0 if every mutant is killed or explained, 1 if one survives,
-    3 if not all were asked.
+    What was asked is kept, and is not asked again unless something of ours failed. Exits 0 if every mutant is killed
+    or explained, 1 if one survives, 3 if not all were asked.
     """
     console = Console(stderr=json == "-")
     check_target(json)
@@ -107,7 +107,8 @@ def command(
     part_of = fates.shares(plan.mutants, part)
     if only is not None:
         part_of = _named(plan, prepare.split_list(only, option="only"))
-    known = {} if only is not None else fates.read_fates([folder])
+    kept_before = {} if only is not None else fates.read_fates([folder])
+    known = {name: fate for name, fate in kept_before.items() if fate.end is not fates.End.ERROR}
     say(console, f"{counted(len(part_of), 'mutant')} of SGLang {version}; kept in {folder}")
 
     def board() -> Board:
