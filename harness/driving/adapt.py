@@ -22,6 +22,7 @@ from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import BACKENDS, DTYPES
+from harness.engines.server_args import not_there
 
 DEVICES = tuple(BACKENDS)
 MOST_PAGE = 512
@@ -313,6 +314,11 @@ def undrawn(scenario: Scenario, env: EngineEnv, *, device: str) -> str:
         "its bundle\n  allowed: temperature 0; engine.rejection_sampling where all requests sample without cuts; or an "
         "engine installed from an index"
     )
+
+
+def untaken(scenario: Scenario, env: EngineEnv) -> str:
+    """Which argument of SGLang's own this release does not have; empty if it has all."""
+    return not_there(scenario.engine.server_args, version=env.version, package=env.package)
 
 
 def unpredicted(scenario: Scenario) -> str:
