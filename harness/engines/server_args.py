@@ -137,7 +137,7 @@ def not_there(server_args: Mapping[str, Any], *, version: str, package: Path | N
 
 @functools.cache
 def _declared(package: Path) -> frozenset[str]:
-    """Names with a type in the classes of SGLang's arguments: of one file, in newer releases of a folder beside it too."""
+    """Names with a type in the classes of arguments: of one file, in newer releases of a folder beside it too."""
     files = (package / "srt" / "server_args.py", *sorted((package / "srt" / "arg_groups").rglob("*.py")))
     trees = (ast.parse(file.read_bytes()) for file in files if file.is_file())
     parts = (part for tree in trees for one in tree.body if isinstance(one, ast.ClassDef) for part in one.body)
