@@ -49,6 +49,9 @@ LAST_WITH_POWERS = Version("0.5.17")
 #: From here on a decode side whose requests are all taken back has the prompts read again on the prefill side, by
 #: reading of 0.5.15 (which lacks it) and 0.5.16 (which has it); seen on 0.5.17 and 0.5.23.
 FIRST_WITH_RECOMPUTE = Version("0.5.16")
+#: Up to here new weights are those of the target, or of both by one list; 0.5.23 takes those of a draft alone, and what
+#: lies between was not tried.
+LAST_WITHOUT_DRAFT_UPDATES = Version("0.5.17")
 #: Before it nothing of a hand-over is asked of the algorithm; before 0.5.12 there is no registry at all.
 FIRST_ASKING_PLUGINS = Version("0.5.13")
 
@@ -283,7 +286,14 @@ def unfollowed(scenario: Scenario, *, version: str) -> str:
 
 
 def unserved(scenario: Scenario, *, version: str) -> str:
-    """Why what stands in for the network between two engines does not serve the script; empty if it does."""
+    """Why this release, or what stands in for the network between two engines, does not serve the script; else ""."""
+    if Version(version) <= LAST_WITHOUT_DRAFT_UPDATES and any(
+        (op.kind, op.source, op.selector) == ("update", "tensor", "draft") for op in scenario.script
+    ):
+        return (
+            f"op 'update' of the draft alone, which SGLang {version} does not have\n"
+            "  allowed: selector target or all, or a newer release such as 0.5.23; or other scenarios, by --scenario"
+        )
     taken_back = any(op.kind == "retract" and op.everybody for op in scenario.script)
     if scenario.engine.disaggregation and taken_back and Version(version) >= FIRST_WITH_RECOMPUTE:
         return (
