@@ -122,7 +122,7 @@ def test_what_is_wrong_with_a_run_is_said_beside_a_scenario_of_it(run, name, har
 
 @pytest.mark.parametrize("command", ["recheck", "report", "diff", "export"])
 def test_what_cannot_be_read_ends_every_command_alike(run, command):
-    """A scenario whose verdict says it was judged, and whose rows are cut off; and a run in which nothing was judged."""
+    """A scenario that was judged, whose rows are cut off; and a run in which nothing was judged."""
     HARMS["truncated"](reproducer(run) / "engine.parquet")
     HARMS["truncated"](passing(run) / "engine.parquet")
     folder = reproducer(run) if command == "export" else run
