@@ -460,11 +460,11 @@ SPECS = {boot.spec.model_dump_json(): boot.spec for family in FAMILIES.values() 
 def test_the_longest_request_that_is_admitted_reaches_the_context_limit(spec):
     """The template's, whatever drafts: with steps that adapt it once wanted a point that the request never reached."""
     new, room = 8, longest(spec, EngineConfig())
-    for short, count in ((0, 1), (1, 0)):
+    for short, times in ((0, 1), (1, 0)):
         prompt = room - new - short
         given = handmade.scenario(prompts=(prompt,), chunk=None, max_new_tokens=new).model_copy(update={"spec": spec})
         whole = trace(prefill(0, ("r0", 0, prompt, True)), ends=(end("r0", 5, new),))
-        assert POINTS["context_limit"].count(given, whole) == count
+        assert POINTS["context_limit"].count(given, whole) == times
 
 
 def test_context_limit_counts_a_window_filled_as_far_as_drafts_allow():
