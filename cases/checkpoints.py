@@ -313,7 +313,7 @@ def _open(recipe: Recipe, root: Path) -> Checkpoint:
 
 
 def make(name: str, root: Path) -> Checkpoint:
-    """The pair called `name` in folder `root`/`name`: made if absent, verified if present.
+    """The pair called `name` in a folder of `root`, see `place_of`: made if absent, verified if present.
 
     The folder appears by one rename, so two processes may make the same pair at the same time.
     Raises CheckpointMakeError for an unknown name and for a damaged or foreign folder.
@@ -325,8 +325,13 @@ def make(name: str, root: Path) -> Checkpoint:
 
 def make_recipe(recipe: Recipe, root: Path) -> Checkpoint:
     """As `make`, for a recipe that has no name in the registry."""
-    place = made_once(Path(root) / recipe.name, partial(_build, recipe))
-    return _open(recipe, place)
+    return _open(recipe, made_once(place_of(recipe, Path(root)), partial(_build, recipe)))
+
+
+def place_of(recipe: Recipe, root: Path) -> Path:
+    """The folder of a recipe's pair; another recipe of that name has another, which processes may still read."""
+    identity = json.dumps(_identity(recipe), sort_keys=True)
+    return root / f"{recipe.name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import BACKENDS, DTYPES
+from harness.engines.server_args import not_there
 
 DEVICES = tuple(BACKENDS)
 MOST_PAGE = 512
@@ -54,6 +55,9 @@ LAST_WITH_POWERS = Version("0.5.17")
 #: From here on a decode side whose requests are all taken back has the prompts read again on the prefill side, by
 #: reading of 0.5.15 (which lacks it) and 0.5.16 (which has it); seen on 0.5.17 and 0.5.23.
 FIRST_WITH_RECOMPUTE = Version("0.5.16")
+#: Up to here new weights are those of the target, or of both by one list; 0.5.23 takes those of a draft alone, and what
+#: lies between was not tried.
+LAST_WITHOUT_DRAFT_UPDATES = Version("0.5.17")
 #: Before it nothing of a hand-over is asked of the algorithm; before 0.5.12 there is no registry at all.
 FIRST_ASKING_PLUGINS = Version("0.5.13")
 
@@ -294,7 +298,14 @@ def unfollowed(scenario: Scenario, *, version: str) -> str:
 
 
 def unserved(scenario: Scenario, *, version: str) -> str:
-    """Why what stands in for the network between two engines does not serve the script; empty if it does."""
+    """Why this release, or what stands in for the network between two engines, does not serve the script; else ""."""
+    if Version(version) <= LAST_WITHOUT_DRAFT_UPDATES and any(
+        (op.kind, op.source, op.selector) == ("update", "tensor", "draft") for op in scenario.script
+    ):
+        return (
+            f"op 'update' of the draft alone, which SGLang {version} does not have\n"
+            "  allowed: selector target or all, or a newer release such as 0.5.23; or other scenarios, by --scenario"
+        )
     taken_back = any(op.kind == "retract" and op.everybody for op in scenario.script)
     if scenario.engine.disaggregation and taken_back and Version(version) >= FIRST_WITH_RECOMPUTE:
         return (
@@ -325,6 +336,11 @@ def undrawn(scenario: Scenario, env: EngineEnv, *, device: str) -> str:
         "its bundle\n  allowed: temperature 0; engine.rejection_sampling where all requests sample without cuts; a "
         "bundle made --with flashinfer; or an engine installed from an index"
     )
+
+
+def untaken(scenario: Scenario, env: EngineEnv) -> str:
+    """Which argument of SGLang's own this release does not have; empty if it has all."""
+    return not_there(scenario.engine.server_args, version=env.version, package=env.package)
 
 
 def unpredicted(scenario: Scenario) -> str:
