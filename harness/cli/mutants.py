@@ -21,7 +21,7 @@ from reports.prose import say
 
 
 @guarded
-@takes_settings(("graphs",))
+@takes_settings(("graphs", "prefill_graphs"))
 def command(
     engine: options.Release = None,
     device: options.Device = "cpu",
