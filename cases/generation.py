@@ -99,9 +99,7 @@ def _with_keys(kit: Kit, opening: Opening) -> tuple[RequestSpec, ...]:
     if not templates_rules.single(kit.boot) or kit.chance():
         return own
     asked = [
-        request
-        if request.rules or request.return_logprob
-        else _judged(request, templates_rules.perhaps_asking(request, kit.boot, kit.random))
+        request if request.rules else _judged(request, templates_rules.perhaps_asking(request, kit.boot, kit.random))
         for request in own
     ]
     if (plain := _drafting(kit, own)) and not _drafting(kit, asked):

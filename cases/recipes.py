@@ -234,6 +234,14 @@ class GptOssRecipe(Eagle3Recipe):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HalfOssRecipe(GptOssRecipe):
+    """The same weights for half precision: SGLang makes gpt-oss layers in the dtype that the config names, whatever
+    --dtype says."""
+
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableRecipe(Recipe):
     """A pair whose next token depends on the position alone (see cases.table_weights).
 

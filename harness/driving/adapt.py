@@ -322,8 +322,18 @@ def undrawn(scenario: Scenario, env: EngineEnv, *, device: str) -> str:
     """Why this release, as it was unpacked, cannot draw tokens that are asked for; empty if it can.
 
     On a GPU it cuts by `top_k`, which greedy requests set for a whole batch, and draws from the target's distribution
-    by flashinfer's kernels; rejection sampling alone is its own.
+    by flashinfer's kernels; rejection sampling alone is its own. Grammars are xgrammar's, of which a bundle has a stub.
     """
+    backend = scenario.engine.grammar_backend
+    if (
+        env.unpacked
+        and backend != "none"
+        and not any((part / backend / "grammar.py").is_file() for part in env.pythonpath)
+    ):
+        return (
+            f"engine.grammar_backend is {backend}, which is not in the bundle that SGLang {env.version} came out of\n"
+            "  allowed: requests without grammars and engine.grammar_backend none; or an engine installed from an index"
+        )
     whole = device == "cpu" or not env.unpacked or any((part / "flashinfer").is_dir() for part in env.pythonpath)
     drawing = next((one for one in scenario.requests if not one.greedy), None)
     if whole or drawing is None:
