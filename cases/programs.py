@@ -213,7 +213,7 @@ _STRINGS = program(
 
 #: By their names.
 _ASKING: dict[str, dict[str, Any]] = {
-    "bias": {"logit_bias": {"7": 4.0, "30": 4.0, "300": -4.0}},
+    "bias": {"logit_bias": {"7": 8.0, "30": 8.0, "300": -4.0}},
     "other-bias": {"logit_bias": {"9": 4.0, "77": 4.0, "200": -4.0}},
     "top-k": {"temperature": 1.0, "top_k": 3},
     "other-k": {"temperature": 0.6, "top_k": 12},

@@ -207,6 +207,16 @@ class HybridRecipe(Recipe):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DenseHybridRecipe(HybridRecipe):
+    """A Qwen3.5 style pair: dense MLPs, and projections of the gated delta networks apart."""
+
+    target_architecture: ClassVar[str] = "Qwen3_5ForCausalLM"
+    target_type: ClassVar[str] = "qwen3_5_text"
+
+    experts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GptOssRecipe(Eagle3Recipe):
     """A pair with a gpt-oss style target: windows in every other layer, sinks, biases, experts (see cases.oss_weights).
 
@@ -221,6 +231,14 @@ class GptOssRecipe(Eagle3Recipe):
     window: int = 12
     experts: int = 2
     expert_gain: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfOssRecipe(GptOssRecipe):
+    """The same weights for half precision: SGLang makes gpt-oss layers in the dtype that the config names, whatever
+    --dtype says."""
+
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

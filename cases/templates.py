@@ -11,6 +11,7 @@ from cases.fixed import never
 from cases.fixed_weights import update
 from cases.kit import CONTEXT, DECODING, LONGEST_PROMPT, MOST_NEW, Kit, Opening, template
 from harness.contract.admission import reserved, reserved_slots
+from harness.contract.scenario import room
 
 
 def _alone(boot: Boot) -> bool:
@@ -405,6 +406,25 @@ def context_limit(kit: Kit) -> Opening:
     length = CONTEXT - reserved(spec) - new
     kit.arrive(0, length, new=new)
     return Opening(calm=kit.chunks(length), protected=("r0",))
+
+
+@template(fits=lambda boot: _roomy(boot) and boot.spec.eagle_topk == 1, certain=False)
+def unlimited_ended(kit: Kit) -> Opening:
+    """A fourth of all tokens stops it; a tree's writes past its row where none comes (F-025)."""
+    prompt = kit.prompt(kit.length())
+    stops = tuple(range(kit.integer(0, 3), kit.boot.vocab, 4))
+    long = kit.request(prompt, new=room(len(prompt), kit.boot.engine))
+    kit.timeline.arrive(0, long.model_copy(update={"unlimited": True, "stop_token_ids": stops}))
+    return Opening(calm=kit.chunks(len(prompt)) + 1, protected=("r0",))
+
+
+@template(fits=lambda boot: _roomy(boot) and boot.engine.dp_size == 1)
+def samples_of_one_prompt(kit: Kit) -> Opening:
+    length = kit.length()
+    several = kit.request(kit.prompt(length), new=kit.long_run())
+    asked = {"n": kit.integer(2, 3), "temperature": kit.random.choice((0.7, 1.0, 1.3))}
+    kit.timeline.arrive(0, several.model_copy(update=asked))
+    return Opening(calm=kit.chunks(length) + DECODING, protected=("r0",), events=False)
 
 
 @template(fits=_alone)

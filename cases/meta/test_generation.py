@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases.boots import ADAPTER_BOOTS, BOOTS, DP_BOOTS, HOSTED, PD_BOOTS, RANKED_PAIR, STATES, TREES, WEIGHT_BOOTS
+from cases.boots import (
+    ADAPTER_BOOTS,
+    BOOTS,
+    DP_BOOTS,
+    EAGLE3_BOOTS,
+    HOSTED,
+    PD_BOOTS,
+    RANKED_PAIR,
+    STATES,
+    TREES,
+    WEIGHT_BOOTS,
+)
 from cases.generation import MOST_REQUESTS, build, generate, scenarios
 from cases.kit import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life, turns
 from cases.templates_handoff import MOST
@@ -56,7 +67,7 @@ def test_scenarios_can_run_share_one_engine_survive_json_and_stay_small(boot):
         assert Scenario.model_validate_json(scenario.model_dump_json()) == scenario
         assert len(scenario.requests) <= (MOST if boot.engine.disaggregation else MOST_REQUESTS + 1)
         assert all(len(request.input_ids) + request.max_new_tokens <= CONTEXT for request in scenario.requests)
-        assert all(request.max_new_tokens <= MOST_NEW for request in scenario.requests)
+        assert all(request.max_new_tokens <= MOST_NEW or request.unlimited for request in scenario.requests)
 
 
 @EVERY_BOOT
@@ -109,7 +120,15 @@ def test_requests_of_any_program_ask_for_what_comes_back_and_need_no_other_batch
         assert not any(one.return_logprob and {*LOOSE} & {*one.asked} for one in scenario.requests)
         prefixed = any(name.startswith("prefix") for name in scenario.wants)
         assert not (prefixed and any(request.logprob_start_len >= 0 for request in scenario.requests)), scenario.wants
-        assert len({request.token_ids_logprob for request in scenario.requests}) == 1
+        answered = [request for request in scenario.requests if request.expect == "answer"]
+        assert len({request.token_ids_logprob for request in answered}) == 1
+
+
+def test_what_a_template_asks_for_is_judged_beside_whatever_is_drawn():
+    """In this one a penalty would be drawn for the request whose log-probabilities the template is about."""
+    scenario = generate(EAGLE3_BOOTS["eagle3"], count=135, seed=17)[134]
+    assert any(request.return_logprob for request in scenario.requests)
+    assert not any(request.return_logprob and {*LOOSE} & {*request.asked} for request in scenario.requests)
 
 
 @pytest.mark.parametrize("boot", [*BOOTS, *TREES])
