@@ -282,7 +282,7 @@ def check_announced_counts(evidence: Evidence) -> CheckResult:
             if not step:  # later draft steps go on with the counts that SGLang padded for the first
                 moments.setdefault((at, stages.get(phase, phase), step), []).extend(events)
     for _, events in sorted(moments.items()):
-        rows = {event.dp_rank: event.data.get("rows") for event in events}
+        rows: dict[int, Any] = {event.dp_rank: event.data.get("rows") for event in events}
         for event in events[1:]:
             if event.data.get("padding") != (expected := events[0].data.get("padding")):
                 fault = _fault(event, kind=Kind.LOCKSTEP, expected=expected, hint="padded-otherwise", field="padding")
