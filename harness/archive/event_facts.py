@@ -34,6 +34,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "host": ("round", "what", "rid", "host", "device"),
     "abort": ("rid",),
     "answer": ("rid", "meta", "pieces"),
+    "written": ("rid", "length", "matched", "text"),
     "logprobs": ("rid", "first", "own", "scales", "top_ids", "top_values", "ids"),
     "transfer": ("rid",),
     "update": ("what", "success", "message"),
@@ -96,6 +97,7 @@ class _Said(BaseModel):
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     moving: tuple[str, ...] = ()
+    sent: dict[str, tuple[int, int]] = {}
     tokens: int = 0
     output_ids: tuple[int, ...] = ()
     margins: tuple[float | str, ...] = ()
@@ -114,7 +116,7 @@ class _Said(BaseModel):
     shared: tuple[int, ...] = ()
     state: tuple[tuple[float | None, ...], ...] = ()
     conv: tuple[tuple[float | None, ...], ...] = ()
-    length: int = 0
+    length: int | None = 0
     refused: dict[str, int] = {}
     tp_rank: int = 0
     column: str = ""
@@ -146,6 +148,8 @@ def unfit(name: str, data: dict[str, Any]) -> str:
         said = validated(data, _Said)
     except BadDocument as error:
         return f"event {name!r}: {error}"
+    if said.length is None and name != "written":  # of a text that nothing stops
+        return f"event {name!r}: length: found null\n  allowed: a whole number"
     shares = [data[key] for key in NEEDS[name] if key not in OF_ALL] if name in A_SHARE else []
     if any(not isinstance(one, list | tuple) or len(one) != len(said.rids) for one in shares):
         return f"event {name!r}: its lists are of different lengths\n  allowed: one entry a request in each"

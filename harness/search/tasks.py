@@ -15,7 +15,7 @@ from harness.contract.known_issues import assumable
 from harness.contract.scenario import Scenario
 from harness.driving.adapt import NOTHING, Wanted, adapted, refusal
 from harness.search.executed import Sound, usable
-from harness.search.fates import Asked, End, Fate
+from harness.search.fates import Asked, End, Fate, label
 
 #: Followed scenarios of a mutant's first boot configuration, and of one of each other family; and fixed ones of the
 #: first that were not followed.
@@ -50,7 +50,7 @@ class Task:
     def after(self, fate: Fate | None) -> Task | None:
         """What is left of it, with what is known of the mutant by now; None where nothing is."""
         asked = () if fate is None else fate.asked
-        left = tuple(one for one in self.scenarios if one.name not in asked)
+        left = tuple(one for one in self.scenarios if label(one) not in asked)
         if not left or (fate is not None and fate.end not in (End.SURVIVED, End.UNKNOWN)):
             return None
         return Task(mutant=self.mutant, stage=self.stage, scenarios=left, before=fate)
