@@ -77,9 +77,9 @@ def _first(
 ) -> Event:
     """Event('ruled') for the token after a prompt."""
     generated: Sequence[int] = drafts.timeline.tokens[len(rules.request.input_ids) : part.start + part.length]
-    for departure in departures:
-        generated = departure.counts(generated, known=(), last=rules.request.input_ids[-1])
-    return _event("ruled", part, Phase.PREFILL, first(logits, rules, generated, chosen[0] if chosen else None), rules)
+    counted = _counted(departures, (), rules.request.input_ids[-1], generated)
+    decided = first(logits, rules, generated, chosen[0] if chosen else None, counted)
+    return _event("ruled", part, Phase.PREFILL, decided, rules)
 
 
 def decode_rows(

@@ -207,6 +207,16 @@ def test_idle_rank_enters_every_forward(ranks):
     assert roots(scenario, two_ranks(engine, DRAFT=1)) == {("LOCKSTEP", "ledger", "DRAFT", "fewer-forwards"): decodes}
 
 
+@pytest.mark.parametrize("coordinated", [True, False])
+def test_rank_may_prefill_beside_a_verify_only_where_that_was_asked_for(coordinated):
+    scenario = handmade.scenario(dp_size=2, dp_spec_prefill_coordination=coordinated)
+    engine, _ = handmade.build(scenario)
+    beside = two_ranks(engine, VERIFY=0, PREFILL=1, EXTEND=0, DRAFT_PREFILL=1)
+    assert bool(roots(scenario, beside)) is not coordinated
+    fewer = roots(scenario, two_ranks(engine, VERIFY=0, EXTEND=0, DRAFT_PREFILL=1))
+    assert ("LOCKSTEP", "ledger", "VERIFY", "fewer-forwards") in fewer
+
+
 def test_rank_that_is_absent_from_a_scheduler_step_is_out_of_step(ranks):
     scenario, both = ranks
     assert ("LOCKSTEP", "ledger", "VERIFY", "absent") in roots(scenario, replace(both, rounds=both.rounds[:-1]))

@@ -181,6 +181,19 @@ def test_the_residual_may_start_after_the_norm(tiny, tmp_path):
     assert not torch.allclose(answers(tiny, plain)[2], g, atol=1e-2), "the switch changes nothing"
 
 
+def test_an_embedding_may_stand_beside_names_that_begin_with_model(tiny, tmp_path):
+    own = {"embed_tokens.weight": uneven(512, 64)}
+    plain = rewritten(tiny, tmp_path / "p", {}, own)
+    folder = rewritten(tiny, tmp_path / "d")
+    outside = ("lm_head.weight", "d2t", "t2d")
+    tensors = load_file(folder / "model.safetensors").items()
+    save_file(
+        {name if name in outside else f"model.{name}": one for name, one in tensors} | own, folder / "model.safetensors"
+    )
+    for mine, theirs in zip(answers(tiny, folder), answers(tiny, plain), strict=True):
+        assert torch.equal(mine, theirs)
+
+
 def test_each_feature_may_have_a_norm_of_its_own(tiny, tmp_path):
     norms = {f"fc_norm.{i}.weight": uneven(64, seed=i) for i in range(3)}
     folder = rewritten(tiny, tmp_path / "d", {"fc_norm": True}, norms)

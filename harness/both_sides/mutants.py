@@ -84,6 +84,8 @@ NEEDS = {
     "pages": "pages of more than one slot",
     "paged-tree": "a tree draft over pages of more than one slot",
     "dp": "DP attention with an idle rank",
+    "dp-lm-head": "the same with logits that each rank computes of its own requests alone",
+    "adaptive": "a number of draft steps that changes while the engine serves",
     "tp": "two TP ranks",
     "handoff": "prefill and decode on two engines, several requests at once",
     "sampled": "requests with a temperature, several at once",

@@ -7,7 +7,7 @@ events (one a model forward, `busy_state` where it has work) are all there is to
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ LOST = "ended-from-outside"
 LEAKED = re.compile(r"mem(?:ory)? leak detected!.*", re.IGNORECASE | re.DOTALL)
 LEVELS = re.compile(r"\b(total|available|evictable|protected|session_held|uncached)(?:_size)?=(\d+)")
 #: Forwards that every rank of a DP group must enter together, since each contains collectives.
-COLLECTIVE = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.VERIFY, Phase.EXTEND)
+COLLECTIVE = ((Phase.PREFILL,), (Phase.DRAFT_PREFILL,), (Phase.DRAFT,), (Phase.VERIFY,), (Phase.EXTEND,))
+#: The same where one rank may verify beside another's prefill.
+COORDINATED = ((Phase.DRAFT,), (Phase.PREFILL, Phase.VERIFY), (Phase.DRAFT_PREFILL, Phase.EXTEND))
 
 
 @register(
@@ -126,14 +128,14 @@ def _lockstep(evidence: Evidence) -> Iterator[Divergence]:
             entered[phase] = entered.get(phase, 0) + count
     for scheduler_step, by_rank in sorted(scheduler_steps.items()):
         number = min(numbers[scheduler_step, rank] for rank in by_rank)
-        for phase in COLLECTIVE:
-            counts = {rank: by_rank.get(rank, {}).get(phase, 0) for rank in ranks}
+        for stage in _stages(evidence):
+            counts = {rank: _entered(stage, by_rank.get(rank, {})) for rank in ranks}
             most = max(counts.values())
             for rank, count in counts.items():
                 if count != most:
                     yield Divergence(
                         kind=Kind.LOCKSTEP,
-                        key=Key.of_rank(rank[0], phase),
+                        key=Key.of_rank(rank[0], stage[-1]),
                         round=numbers.get((scheduler_step, rank), number),
                         expected=most,
                         observed=count,
@@ -141,22 +143,33 @@ def _lockstep(evidence: Evidence) -> Iterator[Divergence]:
                     )
 
 
+def _stages(evidence: Evidence) -> tuple[tuple[Phase, ...], ...]:
+    """In order, the forwards of which every rank enters one of each."""
+    return COORDINATED if evidence.scenario.engine.dp_spec_prefill_coordination else COLLECTIVE
+
+
+def _entered(stage: tuple[Phase, ...], forwards: Mapping[str, int]) -> int:
+    """How often a rank entered one of them; forwards: by phase."""
+    return sum(forwards.get(phase, 0) for phase in stage)
+
+
 def _stuck(evidence: Evidence) -> Iterator[Divergence]:
     """LOCKSTEP in the batch that hangs: a rank that came to a later forward without all of an earlier one."""
     for event in evidence.engine.events:
         ranks = event.data.get("ranks", ()) if event.name == "hang" else ()
         entered = [(int(rank["dp_rank"]), dict(rank["forwards"]), rank) for rank in ranks if "forwards" in rank]
-        for place, phase in enumerate(COLLECTIVE):
-            most = max((forwards.get(phase, 0) for _, forwards, _ in entered), default=0)
+        stages = _stages(evidence)
+        for place, stage in enumerate(stages):
+            most = max((_entered(stage, forwards) for _, forwards, _ in entered), default=0)
             for dp_rank, forwards, rank in entered:
-                further = any(forwards.get(later, 0) for later in COLLECTIVE[place + 1 :])
-                if further and forwards.get(phase, 0) < most:
+                further = any(_entered(later, forwards) for later in stages[place + 1 :])
+                if further and _entered(stage, forwards) < most:
                     yield Divergence(
                         kind=Kind.LOCKSTEP,
-                        key=Key.of_rank(dp_rank, phase),
+                        key=Key.of_rank(dp_rank, stage[-1]),
                         round=int(rank.get("at_round", -1)),
                         expected=most,
-                        observed=forwards.get(phase, 0),
+                        observed=_entered(stage, forwards),
                         hint="fewer-forwards",
                     )
 

@@ -107,6 +107,7 @@ def build_launch(
         "changed_files": list(published.changed(env)),
         "environment": _environment(device=device, revert=revert, engine=engine)
         | ({"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"} if engine.enable_unified_radix_tree else {})
+        | ({"SGLANG_ENABLE_DP_SPEC_PREFILL_COORDINATION": "1"} if engine.dp_spec_prefill_coordination else {})
         | dict(env.environ),
         "arguments": {
             "model_path": str(target),
