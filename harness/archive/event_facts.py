@@ -28,7 +28,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "idle_state": ("round", "phase"),
     "busy_state": ("round", "phase"),
     "tails": ("round", "rids", "attempts", "committed", "holes", "wrong"),
-    "window": ("round", "phase", "window", "rids", "attempts", "committed", "rows", "held_from", "gone", "shared"),
+    "window": ("round", "phase", "window", "rids", "attempts", "committed", "lens", "held_from", "gone", "shared"),
     "recurrent": ("round", "phase", "rids", "attempts", "committed", "state", "conv"),
     "recurrent_rows": ("rid", "attempt", "first", "length", "refused"),
     "host": ("round", "what", "rid", "host", "device"),
@@ -110,6 +110,7 @@ class _Said(BaseModel):
     prefixes: tuple[int, ...] = ()
     holes: tuple[int, ...] = ()
     wrong: tuple[int, ...] = ()
+    lens: tuple[int, ...] = ()
     held_from: tuple[int, ...] = ()
     gone: tuple[int, ...] = ()
     shared: tuple[int, ...] = ()
