@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cases import templates, templates_answers, templates_handoff, templates_rules, templates_texts
 from cases.asking import asking
 from cases.boots import Boot
-from cases.kit import TEMPLATES, Kit, Opening, possible, shortest_life
+from cases.kit import TEMPLATES, Kit, Opening, possible, shortest_life, turns
 from harness.checks.logprobs import LOOSE
 from harness.contract.requests import ADJUSTING, CUTTING, OF_LOGPROBS, RequestSpec
 from harness.contract.scenario import Scenario
@@ -41,8 +41,7 @@ def scenarios(draw: st.DrawFn, boot: Boot, *, template: str | None = None, quiet
 
 def generate(boot: Boot, *, count: int, seed: int) -> list[Scenario]:
     """The first `count` scenarios of a seed, the templates alternating in an order that the seed decides."""
-    order = possible(boot)
-    Random(f"{boot.name} {seed}").shuffle(order)
+    order = turns(boot, Random(f"{boot.name} {seed}"))
     return [
         build(
             Random(f"{boot.name} {seed} {number}"),
@@ -97,6 +96,8 @@ def build(
 
 def _asked(kit: Kit, opening: Opening, *, quiet: bool) -> tuple[RequestSpec, ...]:
     own = kit.timeline.requests if quiet else _with_keys(kit, opening)
+    if kit.boot.engine.rejection_sampling:
+        own = tuple(templates_rules.sampling(request, kit.random) for request in own)
     asked = asking(kit.random, kit.boot, own, cached=opening.cached)
     updates = [step for step, op in kit.timeline.ops if op.kind == "update"]
     before = {one.rid for step, one in kit.timeline.arrivals if updates and step <= max(updates)}
@@ -106,7 +107,8 @@ def _asked(kit: Kit, opening: Opening, *, quiet: bool) -> tuple[RequestSpec, ...
 def _with_keys(kit: Kit, opening: Opening) -> tuple[RequestSpec, ...]:
     """Of every second scenario, whatever its template, some requests sample or ask for more; drawn last of all.
 
-    Not those that the template needs as they are, for the lengths of what they accept; and one that drafts stays.
+    Not those that the template needs as they are, for the lengths of what they accept or for log-probabilities, which
+    nobody follows beside some keys; and one that drafts stays.
     """
     own = kit.timeline.requests
     if not templates_rules.single(kit.boot) or kit.chance():

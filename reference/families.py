@@ -162,7 +162,21 @@ def read_qwen3_moe(raw: Raw) -> Family:
     return Family(config=read_sizes(raw), attention=_same(heads), mixture=mixture, join=QWEN, draft="mtp.layers.0.")
 
 
+def read_qwen3_5(raw: Raw) -> Family:
+    """Qwen3-Next with dense MLPs and projections apart; a text's rows have one place in all three of its rotations."""
+    scaling = scaling_of(raw)
+    _only(raw, {"attn_output_gate": True, "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False})
+    for key in ("mrope_section", "mrope_interleaved", "partial_rotary_factor"):
+        scaling.get(key)
+    return _delta(raw, dense(raw), apart=True)
+
+
 def read_qwen3_next(raw: Raw) -> Family:
+    """Every layer a mixture."""
+    return _delta(raw, read_qwen(raw))
+
+
+def _delta(raw: Raw, mixture: Mixture, *, apart: bool = False) -> Family:
     """Gated delta networks, and gated attention in every full_attention_interval-th layer and the next-token layer."""
     _no_window(raw)
     config, every = read_sizes(raw), raw.get("full_attention_interval", 4)
@@ -182,6 +196,7 @@ def read_qwen3_next(raw: Raw) -> Family:
         value=raw["linear_value_head_dim"],
         conv=raw["linear_conv_kernel_dim"],
         eps=config.eps,
+        apart=apart,
     )
 
     def attention(weights: Weights, prefix: str, number: int | None) -> Attends:
@@ -192,7 +207,7 @@ def read_qwen3_next(raw: Raw) -> Family:
     return Family(
         config=config,
         attention=attention,
-        mixture=read_qwen(raw),
+        mixture=mixture,
         centred=True,
         join=QWEN,
         draft="mtp.layers.0.",
@@ -291,6 +306,7 @@ FAMILIES: dict[str, Callable[[Raw], Family]] = {
     "Qwen2MoeForCausalLM": read_qwen2_moe,
     "Qwen3MoeForCausalLM": read_qwen3_moe,
     "Qwen3NextForCausalLM": read_qwen3_next,
+    "Qwen3_5ForCausalLM": read_qwen3_5,
     "Glm4MoeForCausalLM": read_glm,
     "Glm4MoeLiteForCausalLM": read_deepseek,
     "MiMoForCausalLM": read_mimo,

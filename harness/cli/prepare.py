@@ -33,6 +33,7 @@ from harness.driving.adapt import (
     check_possible,
     undrawn,
     unpredicted,
+    untaken,
     unwitnessed,
 )
 from harness.driving.footprint import CONTEXT_MIB, Footprint, footprint, kept_a_row
@@ -99,8 +100,9 @@ def make_plan(
     lease = gpu_lease(device, share)
     root = writable(runs_root(runs))
     env = env or engine_environment(version, say)
-    if why := _first(scenarios, files, partial(undrawn, env=env, device=device)):
-        raise UsageError(why)
+    for refused in (partial(undrawn, env=env, device=device), partial(untaken, env=env)):
+        if why := _first(scenarios, files, refused):
+            raise UsageError(why)
     pairs = checkpoint_pairs(scenarios, device=device, own=own)
     place = CPU
     if reference != WITNESS:
