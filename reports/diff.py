@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.contract.scenario import Scenario
+from harness.contract.scenario import EngineConfig, Scenario
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.driving.progress import ScenarioResult
@@ -43,7 +43,8 @@ FACTS = {
     "revert": "reverted",
 }
 
-
+#: Settings of a scenario's engine that the handshake reports too.
+REPORTED = frozenset(("dtype", "attention_backend", "overlap_schedule"))
 #: The folders of a pair that the user named.
 FOLDERS = ("target", "draft")
 #: A run without one.
@@ -146,7 +147,7 @@ def compare(before: Report, after: Report) -> Comparison:
     return Comparison(
         before=(before.source.name, before.source.release, before.result.verdict.outcome),
         after=(after.source.name, after.source.release, after.result.verdict.outcome),
-        facts=_differing(_facts(before, after)),
+        facts=_differing([*_facts(before, after), *_settings(both)]),
         common=len(both),
         only_before=tuple(name for name in gone if name not in edited),
         only_after=tuple(name for name in came if name not in edited),
@@ -175,6 +176,16 @@ def _facts(before: Report, after: Report) -> Iterator[tuple[str, str, str]]:
         yield words, str(ours.engine.get(name)), str(theirs.engine.get(name))
     for name in FOLDERS:
         yield name, ours.pair.get(name, OURS), theirs.pair.get(name, OURS)
+
+
+def _settings(pairs: Sequence[tuple[ScenarioResult, ScenarioResult]]) -> Iterator[tuple[str, str, str]]:
+    """What scenarios in common asked of their engines, by the key in a scenario file: all values, where any differ."""
+    engines = [(one.scenario.engine, other.scenario.engine) for one, other in pairs]
+    for name in EngineConfig.model_fields:
+        values = [(getattr(one, name), getattr(other, name)) for one, other in engines]
+        if name not in REPORTED and any(one != other for one, other in values):
+            ours, theirs = (", ".join(dict.fromkeys(map(str, side))) for side in zip(*values, strict=True))
+            yield f"engine.{name}", ours, theirs
 
 
 def _differing(values: Iterable[tuple[str, Any, Any]]) -> tuple[Pair, ...]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.archive.again import run_again, short
+from harness.archive.again import short
 from harness.archive.records import RunManifest, ScenarioVerdict
 from harness.archive.run_folders import MANIFEST, is_case
-from harness.archive.store import RunReader, StoredScenario, StoreError, read_case, read_verdict
+from harness.archive.store import RunReader, StoredScenario, read_case, read_verdict
 from harness.archive.trace_io import header_of, trace_files
 from harness.checks.findings import group, kinds
 from harness.checks.judge import judge
@@ -66,11 +66,7 @@ def open_source(path: Path, *, judged: bool = True) -> Source:
 
 def _run(path: Path, *, judged: bool) -> Source:
     reader = RunReader.open(path, allow_incomplete=True)
-    found = reader.judged()
-    if not found and judged:
-        raise StoreError(
-            f"run {path} holds no scenario that was judged: there is nothing to report\n  run again:  {run_again(path)}"
-        )
+    found = reader.some_judged() if judged else reader.judged()
     missing = ""
     if reader.verdict is None:
         missing = f"the run is {reader.unfinished}; {counted(len(found), 'scenario')} judged before that"

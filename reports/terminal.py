@@ -68,6 +68,8 @@ def render_run(console: Console, result: RunResult, *, notes: Sequence[str] = ()
         say(console, note)
     say(console, f"run folder: {result.folder}")
     say(console, again or f"judge it again without SGLang:  eaglecheck recheck {result.folder}")
+    if shown := next((one.reproducer for one in result.results if one.reproducer and not one.setup.pair), None):
+        say(console, f"one failure as a Python file that needs SGLang alone:  eaglecheck export {shown}")
     say(console)
     say(console, verdict_line(result), style=STYLE[result.verdict.outcome])
 

@@ -57,6 +57,7 @@ def launch(site: Path, lease: Request | None, **arguments: Any) -> Launch:
         "lease": None if lease is None else lease.plain(),
         "environment": {},
         "arguments": arguments,
+        "server_args": arguments,
         "optional_arguments": {},
     }
     return Launch(python=Path(sys.executable), pythonpath=(site,), boot=boot)

@@ -122,6 +122,31 @@ def test_what_is_wrong_with_a_boot_is_said_when_its_turn_comes(engines, of_two):
     assert names(engines).count("b") == 1
 
 
+def test_a_configuration_that_does_not_boot_is_given_up_after_the_second_time(engines, of_two):
+    first, second = EngineError("it would not start"), EngineError("it would not start, again")
+    engines.trouble["b"] = [first, second]
+    for expected in (first, second, second):
+        with pytest.raises(EngineError) as caught:
+            of_two.use(launch("b"))
+        assert caught.value is expected
+    assert names(engines) == ["b", "b"]
+    assert of_two.use(launch("a")).name == "a"
+
+
+def test_a_boot_that_works_and_a_card_that_is_taken_count_for_nothing(engines, of_two):
+    why = [EngineError("once"), NoLease("taken"), NoLease("taken")]
+    engines.trouble["b"] = [*why]
+    for one in why:
+        with pytest.raises(type(one), match=str(one)):
+            of_two.use(launch("b"))
+    of_two.use(launch("b"))
+    of_two.close()
+    engines.trouble["b"] = [EngineError("once more")]
+    with pytest.raises(EngineError, match="once more"):
+        of_two.use(launch("b"))
+    assert of_two.use(launch("b")).name == "b"
+
+
 def test_an_engine_that_ended_before_its_turn_is_booted_anew(engines, of_two):
     of_two.expect([launch("b")])
     of_two.use(launch("a"))

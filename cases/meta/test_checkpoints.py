@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from cases import checkpoints
+from cases.adapters import of_target
 from cases.boots import OUTGROWN
 from cases.checkpoints import RECIPES, CheckpointMakeError, Recipe, make, make_recipe, pair_of
 from cases.families import FAMILIES
 from cases.fixed import never
 from cases.meta.sensitivity import measure
-from cases.recipes import Qwen3EagleRecipe, TableRecipe, TrainedRecipe
+from cases.recipes import HalfOssRecipe, Qwen3EagleRecipe, TableRecipe, TrainedRecipe
+from harness.driving import tiny_pairs
 
 torch.set_num_threads(1)
 
@@ -31,12 +35,12 @@ def contents(root):
 #: So have trained pairs, which are not made (test_trained).
 #: A table pair is made to be simple where the others are made to be hard: see test_laws.
 #: An EAGLE-1 head under DP attention is here to be seen hanging, not to draft well; qwen3-four is qwen3-tiny with more
-#: key heads, for a few scenario files.
+#: key heads, for a few scenario files. Pairs in half precision have the weights of others (test_families).
 PAIRS = sorted(
     name
     for name, recipe in RECIPES.items()
     if recipe.algorithm != "MTP"
-    and not isinstance(recipe, TableRecipe | Qwen3EagleRecipe | TrainedRecipe)
+    and not isinstance(recipe, TableRecipe | Qwen3EagleRecipe | TrainedRecipe | HalfOssRecipe)
     and name != "qwen3-four"
 )
 
@@ -65,8 +69,9 @@ def test_a_pair_is_byte_identical_in_another_process_with_other_thread_counts(pa
     environment = os.environ | {"OMP_NUM_THREADS": threads, "PYTHONPATH": str(REPOSITORY), "PYTHONHASHSEED": threads}
     command = [sys.executable, "-m", "cases.checkpoints", pair.name, str(tmp_path)]
     printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.split()
-    assert printed == [str(tmp_path / pair.name / "target"), str(tmp_path / pair.name / "draft")]
-    assert contents(tmp_path / pair.name) == contents(pair.root)
+    place = tmp_path / pair.root.name
+    assert printed == [str(place / "target"), str(place / "draft")]
+    assert contents(place) == contents(pair.root)
 
 
 def test_another_seed_gives_other_weights(tmp_path):
@@ -80,7 +85,29 @@ def test_making_a_pair_twice_touches_nothing(pair):
     before = {path: path.stat().st_mtime_ns for path in pair.root.rglob("*")}
     assert make(pair.name, pair.root.parent) == pair
     assert {path: path.stat().st_mtime_ns for path in pair.root.rglob("*")} == before
-    assert [path.name for path in pair.root.parent.iterdir()] == [pair.name], "no working folder may be left behind"
+    assert [*pair.root.parent.iterdir()] == [pair.root], "no working folder may be left behind"
+
+
+@pytest.mark.parametrize("change", [{"seed": 7}, {"layers": 4}, {}])
+def test_a_recipe_that_changed_makes_its_pair_beside_the_old_one(tmp_path, monkeypatch, change):
+    """Also what was made of it: weights of both in one folder, and adapters."""
+    monkeypatch.setattr(tiny_pairs, "root", lambda: tmp_path)
+    before = make("eagle-tiny", tmp_path)
+    old = [before.root, *tiny_pairs.weights_of("eagle-tiny", "all", source="disk")]
+    old += map(Path, of_target(before.target, ["first"]).values())
+    kept = [contents(place) for place in old]
+    if change:
+        monkeypatch.setitem(RECIPES, "eagle-tiny", replace(RECIPES["eagle-tiny"], **change))
+    else:
+        monkeypatch.setattr(checkpoints, "RECIPE_VERSION", checkpoints.RECIPE_VERSION + 1)
+    after = make("eagle-tiny", tmp_path)
+    new = [after.root, *tiny_pairs.weights_of("eagle-tiny", "all", source="disk")]
+    new += map(Path, of_target(after.target, ["first"]).values())
+    assert not {*old} & {*new}
+    assert [contents(place) for place in old] == kept
+    if change:
+        assert all(contents(one) != contents(other) for one, other in zip(old, new, strict=True))
+    assert make("eagle-tiny", tmp_path) == after
 
 
 def test_an_unknown_name_lists_what_is_allowed(tmp_path):

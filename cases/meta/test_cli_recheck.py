@@ -189,6 +189,7 @@ def test_a_run_that_goes_on_says_so_and_what_it_has_is_judged(work):
         done = call(*typed)
         assert done.exit_code == 3, done.output
         assert "is still running; 0 scenarios of it can be judged" in done.stdout
+        assert call("report", str(run), "--html", "page.html").exit_code == 0
     finally:
         writer.close()
     done = call(*typed)
@@ -299,6 +300,8 @@ def test_an_engine_that_never_came_up_stays_unknown_with_its_reason(work):
     done = call("recheck", str(run.relative_to(work)))
     assert done.exit_code == 3, done.output
     assert "no verdict on single: the engine did not boot within 300 s" in done.stdout
+    assert "--fresh-reference" not in done.stdout
+    assert "run it again:  eaglecheck run --engine 0.5.23 --scenario-file" in done.stdout
 
 
 def scenario_of(run, name="four-together"):

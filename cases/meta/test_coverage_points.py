@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cases.families import FAMILIES
 from cases.meta import handmade
+from harness.contract.admission import longest
 from harness.contract.requests import CUTTING, GRAMMARS
-from harness.contract.scenario import Op
+from harness.contract.scenario import EngineConfig, Op
 from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
 from harness.contract.types import Outcome, Verdict
 from harness.coverage import POINTS, ReachTable, Where, count, names, rules
@@ -449,6 +451,20 @@ def test_table_adds_scenarios_up_and_keeps_what_was_asked_for_apart():
     assert (idle.generated, idle.reached, idle.seen, idle.positions) == (1, 0, 0, 0)
     assert chunk.times == 2 * times["non_final_chunk"]
     assert chunk.positions == 2 * inside["non_final_chunk"]
+
+
+SPECS = {boot.spec.model_dump_json(): boot.spec for family in FAMILIES.values() for boot in family.boots}
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=str)
+def test_the_longest_request_that_is_admitted_reaches_the_context_limit(spec):
+    """The template's, whatever drafts: with steps that adapt it once wanted a point that the request never reached."""
+    new, room = 8, longest(spec, EngineConfig())
+    for short, times in ((0, 1), (1, 0)):
+        prompt = room - new - short
+        given = handmade.scenario(prompts=(prompt,), chunk=None, max_new_tokens=new).model_copy(update={"spec": spec})
+        whole = trace(prefill(0, ("r0", 0, prompt, True)), ends=(end("r0", 5, new),))
+        assert POINTS["context_limit"].count(given, whole) == times
 
 
 def test_context_limit_counts_a_window_filled_as_far_as_drafts_allow():

@@ -118,3 +118,27 @@ def test_what_is_wrong_with_a_run_is_said_beside_a_scenario_of_it(run, name, har
         assert name != "verdict.json" or "is incomplete: it" in done.stdout.replace("\n", " ")
     else:
         refused(done, file)
+
+
+@pytest.mark.parametrize("command", ["recheck", "report", "diff", "export"])
+def test_what_cannot_be_read_ends_every_command_alike(run, command):
+    """A scenario that was judged, whose rows are cut off; and a run in which nothing was judged."""
+    HARMS["truncated"](reproducer(run) / "engine.parquet")
+    HARMS["truncated"](passing(run) / "engine.parquet")
+    folder = reproducer(run) if command == "export" else run
+    more = {"report": ["--markdown", "-"], "diff": [str(run)]}.get(command, [])
+    refused(call(command, str(folder), *more), passing(run) / "engine.parquet")
+    for path in run.glob("*/verdict.json"):
+        path.unlink()
+    (run / "verdict.json").unlink()
+    assert call(command, str(folder), *more).exit_code == 3
+
+
+def test_a_damaged_scenario_is_run_again_in_its_family(tmp_path):
+    manifest = {"argv": ["eaglecheck", "run", "--family=tree"], "engine": {"release": "0.5.23", "device": "cpu"}}
+    run = results.store(tmp_path, ("t2-four-together", results.one_ahead), manifest=manifest)
+    HARMS["truncated"](reproducer(run) / "scenario.json")
+    typed = "eaglecheck run --engine 0.5.23 --family tree --scenario t2-four-together"
+    for command in ("recheck", "export", "replay"):
+        done = call(command, str(reproducer(run)))
+        assert (done.exit_code, typed in done.output.replace("\n", " ")) == (3, True), done.output

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import re
 import runpy
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +70,16 @@ def test_the_file_imports_nothing_of_ours_and_says_what_was_found(one, form):
     assert one.findings[0].signature in text
     assert ("CustomTestCase" in text) is (form == "sglang-test")
     assert not re.findall("@[A-Z]+@", text)
+
+
+@pytest.mark.parametrize("form", ["script", FILES[0]], ids=["fresh", "kept"])
+def test_a_python_without_sglang_is_told_so_in_a_sentence(one, form, tmp_path):
+    file = tmp_path / "repro.py"
+    file.write_text(exported(one, launch(one), name=file.name, form=form) if form == "script" else form.read_text())
+    done = subprocess.run([sys.executable, "-I", "-S", str(file)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert "has no sglang: run this with the Python that SGLang is installed for" in done.stdout
+    assert done.stdout.endswith("CANNOT BE SAID\n")
 
 
 def test_it_makes_the_pair_byte_for_byte_and_knows_the_forward(one, tmp_path):

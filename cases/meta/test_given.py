@@ -2,7 +2,9 @@
 
 import base64
 import hashlib
+import shlex
 from dataclasses import fields, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +17,7 @@ from harness.cli.programs import check_scenarios
 from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.contract.types import Outcome
 from harness.contract.usage import UsageError
-from harness.driving.adapt import Wanted, adapted
+from harness.driving.adapt import Wanted, adapted, untaken
 from harness.engine_side.hooks import ImportHooks
 from harness.engine_side.host.given import given
 from harness.engine_side.replacement_kernels.cpu_ops import CpuOps
@@ -150,6 +152,36 @@ def test_an_argument_goes_to_sglang_as_it_is_and_is_part_of_the_scenario(tmp_pat
     assert engine_facts({"server_args": boot["server_args"]})[0].endswith(", stream_interval=3, schedule_policy=fcfs")
 
 
+def test_what_was_typed_can_be_typed_again():
+    given = {"a": 1, "b": True, "c": "two words", "d": [1, "x"], "e": None}
+    again = shlex.split(server_args.typed(given))
+    assert again[::2] == ["--server-arg"] * len(given)
+    assert server_args.read(again[1::2]) == given
+
+
+@pytest.mark.parametrize("where", ["server_args.py", "arg_groups/fields/of_models.py"])
+def test_an_argument_that_the_release_does_not_declare_is_refused_before_a_boot(tmp_path, where):
+    package = tmp_path / "sglang"
+    (package / "srt" / where).parent.mkdir(parents=True)
+    (package / "srt" / where).write_text(
+        "class A:\n    model_path: str\n    stream_interval: int = 1\nraise ImportError\n"
+    )
+    (package / "__init__.py").touch()
+    env = replace(ENV, pythonpath=(tmp_path,))
+    (asked,) = adapted([SCENARIO], Wanted(server_args={"stream_intervall": 3}), device="cpu")
+    why = "has stream_intervall, and SGLang 0.5.13 has no such argument; did you mean 'stream_interval'"
+    assert why in untaken(asked, env)
+    assert "leave --server-arg stream_intervall out" in untaken(asked, env)
+    assert untaken(asked.model_copy(update={"engine": EngineConfig(server_args={"stream_interval": 3})}), env) == ""
+    assert untaken(SCENARIO, env) == ""
+
+
+def test_nothing_is_refused_where_no_argument_is_known(tmp_path):
+    (tmp_path / "sglang" / "srt").mkdir(parents=True)
+    assert server_args.not_there({"a": 1}, version="0.5.13", package=tmp_path / "sglang") == ""
+    assert server_args.not_there({"a": 1}, version="0.5.13", package=None) == ""
+
+
 def test_every_option_that_sets_a_field_is_named_where_the_argument_is_refused():
     assert {*server_args.OPTIONS} == {field.name for field in fields(Wanted)} - {"server_args"}
 
@@ -175,9 +207,13 @@ def test_what_would_not_be_in_lockstep_is_refused():
         check_scenarios([asked], device="cpu")
 
 
+ENV = EngineEnv(version="0.5.13", python=Path("python"), pythonpath=(), torch="", ready=True)
+
+
 def launched(folder, engine, device="cpu"):
-    env = EngineEnv(version="0.5.13", python=folder, pythonpath=(), torch="", ready=True)
-    return build_launch(env=env, spec=SpecConfig(), engine=engine, target=folder, draft=folder, device=device)
+    return build_launch(
+        env=replace(ENV, python=folder), spec=SpecConfig(), engine=engine, target=folder, draft=folder, device=device
+    )
 
 
 @pytest.mark.parametrize(

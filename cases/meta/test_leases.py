@@ -278,9 +278,12 @@ def test_a_process_from_outside_the_container_is_foreign_on_a_card_without_lease
 
 
 def test_an_engine_that_fails_to_boot_gives_its_lease_back(engine):
-    with pytest.raises(EngineError, match="CUDA out of memory"):
+    with pytest.raises(EngineError, match="CUDA out of memory") as caught:
         engine(fails="CUDA out of memory").boot()
     assert held() == []
+    ending, _, hint = str(caught.value).partition("it ends with:")[2].rpartition("\n")
+    assert ending.endswith("RuntimeError: CUDA out of memory")
+    assert "started with --server-arg 'fails=CUDA out of memory'; leave out" in hint
 
 
 def test_a_tool_that_fails_while_a_lease_is_taken_is_reported(engine, machine):

@@ -286,6 +286,14 @@ def test_another_pair_is_said(work):
     assert changed == [[], ["draft"]]
 
 
+def test_a_changed_setting_of_the_engine_is_named(work):
+    runs = [results.store(work / "runs", ("single", results.sound), scenario=one) for one in ({}, {"page_size": 4})]
+    done = call("diff", *map(str, runs), "--json", "diff.json")
+    assert (done.exit_code, "  engine.page_size: 1 → 4" in done.stdout.splitlines()) == (0, True), done.output
+    facts = json.loads((work / "diff.json").read_text())["facts"]
+    assert facts == [{"name": "engine.page_size", "before": "1", "after": "4"}]
+
+
 def test_what_neither_run_could_judge_is_not_the_same(work):
     runs = [results.store_without_engine(work / side, "single", "no engine") for side in "ab"]
     done = call("diff", *map(str, runs))

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from cases import adapters
 from cases.checkpoints import make
+from cases.families import FAMILIES
 from cases.fixed import DRAIN, request, submit
 from cases.meta import handmade
 from cases.meta.test_reference_session import assert_same_rows, request_of, scenario_of, stopped
@@ -22,7 +23,7 @@ from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.trace import Event
 from harness.contract.types import Kind, Outcome
 from harness.contract.usage import UsageError
-from harness.driving.adapt import unpredicted
+from harness.driving.adapt import refusal, unpredicted
 from harness.driving.oracle import OWN, SEVERAL, of_requests, weights_in_force
 from harness.engine_side.host import weights
 from reference import lora
@@ -74,6 +75,15 @@ def test_adapter_must_be_one_of_the_engine_and_no_weights_change_below_it():
 
 
 # What SGLang is asked
+
+
+@pytest.mark.parametrize(("version", "refused"), [("0.5.11", True), ("0.5.17", True), ("0.5.23", False)])
+def test_an_update_that_a_release_does_not_have_is_refused_by_name_before_a_boot(version, refused):
+    chosen = {one.name: one for one in FAMILIES["weights"].scenarios}
+    said = refusal(chosen["weights-tensor-draft"], version=version, device="cpu")
+    assert said.startswith(f"op 'update' of the draft alone, which SGLang {version} does not have") == refused
+    assert bool(said) == refused
+    assert refusal(chosen["weights-tensor-target"], version=version, device="cpu") == ""
 
 
 def test_older_releases_have_no_update_of_the_draft_alone(monkeypatch):

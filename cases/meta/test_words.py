@@ -39,6 +39,9 @@ def test_a_reason_in_one_line_names_the_end_of_the_log(reason, said):
         ("kk", ["k", "t", "n"], "k"),
         ("trees", ["tree", "paged"], "tree"),
         ("pr9", ["pr25015", "pr26329"], ""),
+        ("95", ["x-009", "x-095", "x-195"], "x-095"),
+        ("X-95", ["x-009", "x-095"], "x-095"),
+        ("5", ["x-095"], ""),
     ],
 )
 def test_only_a_slip_of_the_hand_is_answered_with_a_suggestion(typed, names, near):

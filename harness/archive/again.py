@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.archive import digests
-from harness.archive.run_folders import EVENTS, MANIFEST, SCENARIO, VERDICT
+from harness.archive.run_folders import EVENTS, MANIFEST, REPRODUCERS, SCENARIO, VERDICT
 from harness.contract import plain_files, scenario_v1
 from harness.contract.json_files import BadDocument, parsed, validated
 from harness.contract.scenario import Scenario
@@ -42,20 +42,25 @@ def run_again(folder: Path, *, replay: bool = True) -> str:
     options = _options(run, manifest, _part(_object(folder / ENGINE), "header"))
     if typed and (replay or typed[0] != "replay"):
         return shlex.join(["eaglecheck", *typed, *_missing(typed, options)])
-    if within and not alone:  # its name is left: where it is written down, or in its folder's
-        name = _name(folder, manifest)
-        return shlex.join(["eaglecheck", "run", *options, *(["--scenario", name] if name else [])])
-    files = [folder / SCENARIO] if alone else sorted(folder.glob(f"*/{SCENARIO}"))
-    named = [part for file in files[:MOST] for part in _scenario(file, manifest)]
-    return shlex.join(["eaglecheck", "run", *options, *named])
+    files = [folder / SCENARIO] if within else sorted(folder.glob(f"*/{SCENARIO}"))
+    named = dict.fromkeys(option for file in files[:MOST] for option in _scenario(file, manifest))
+    return shlex.join(["eaglecheck", "run", *options, *(part for option in named for part in option)])
 
 
-def _scenario(file: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """The option for a stored scenario: its file, or what it was called where that cannot be used any more."""
+def _scenario(file: Path, manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The options for a stored scenario: its file, or what it was called where that cannot be used any more."""
     if _as_written(file):
-        return ["--scenario-file", str(short(file))]
+        return [("--scenario-file", str(short(file)))]
     name = _name(file.parent, manifest)
-    return ["--scenario", name] if name else []
+    return [*_family(file.parent), ("--scenario", name)] if name else []
+
+
+def _family(folder: Path) -> list[tuple[str, str]]:
+    """The option that was typed for the run that a scenario, or a reproducer, lies in; none where it lies elsewhere."""
+    run = folder.parent.parent if folder.parent.name in REPRODUCERS else folder.parent
+    argv = _list(_object(run / MANIFEST).get("argv"))
+    words = [word for one in argv for word in (one.split("=", 1) if one.startswith("--family=") else [one])]
+    return next(([option] for option in pairwise(words) if option[0] == "--family"), [])
 
 
 def _name(folder: Path, manifest: Mapping[str, Any]) -> str:

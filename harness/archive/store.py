@@ -146,6 +146,15 @@ class RunReader:
         found = ((folder, read_verdict(folder, ScenarioVerdict)) for folder in self.scenario_folders())
         return {folder: verdict for folder, verdict in found if verdict is not None}
 
+    def some_judged(self) -> dict[Path, ScenarioVerdict]:
+        """`judged`; UnreadableError where nothing was, and nobody writes it any more."""
+        found = self.judged()
+        if not found and not self.live:
+            raise UnreadableError(
+                f"run {self.folder} holds no scenario that was judged\n  run again:  {run_again(self.folder)}"
+            )
+        return found
+
     def gone(self, there: Iterable[Path]) -> str:
         """The first scenario that a whole run judged and that is not among its folders; empty where all are."""
         named = () if self.verdict is None else self.verdict.scenarios

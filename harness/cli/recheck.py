@@ -185,6 +185,8 @@ def _next(stored: _Stored, *, fresh_reference: bool) -> str:
     """What to type after a recheck, which is not the same command once more unless the run goes on."""
     if stored.live:
         return f"recheck it when it has ended:  eaglecheck recheck {stored.folder}"
+    if not any(one.engine.header for one in stored.scenarios):
+        return f"no engine came up, so nothing can be judged again; run it again:  {run_again(stored.folder)}"
     if any(one.engine.scenario_id != one.scenario.id for one in stored.scenarios):
         return (
             "its scenario was changed since, or an older eaglecheck computed its id differently; "
@@ -249,11 +251,7 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
             before=reader.verdict.outcome,
             missing=_cut_off(cases),
         )
-    cases = [read_case(folder, reference=reference) for folder in reader.judged()]
-    if not cases and not reader.live:
-        raise UnreadableError(
-            f"run {path} holds no scenario: it ended before the first one was judged\n  run again:  {run_again(path)}"
-        )
+    cases = [read_case(folder, reference=reference) for folder in reader.some_judged()]
     return _Stored(
         folder=short(reader.folder),
         scenarios=cases,

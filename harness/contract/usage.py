@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -25,8 +26,10 @@ class UsageError(UserError):
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The one of `names` that `name` may be a slip for; empty if there is none."""
-    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=ALIKE)), "")
+    """The one of `names` that `name` may be a slip for, or the number of; empty if there is none."""
+    known = list(names)
+    numbered = [one for one in known if name.isdecimal() and re.fullmatch(rf"\D*0*{name.lstrip('0')}", one)]
+    return next(iter(numbered or difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)), "")
 
 
 def meant(name: str, names: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from harness.contract.admission import reserved
 from harness.contract.batches import Part, leading_rounds, parts_of
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
@@ -318,9 +319,8 @@ def pool_exhausted(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("a request that filled the context window as far as SGLang lets one, or was cut by it")
 def context_limit(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    """SGLang holds back max(k·t, n) slots of the window for drafts."""
-    spec, context = scenario.spec, int(trace.header.get("context_length", scenario.engine.context_length))
-    room = context - max(spec.most_steps * spec.eagle_topk, spec.num_draft_tokens)
+    context = int(trace.header.get("context_length", scenario.engine.context_length))
+    room = context - reserved(scenario.spec)
     for end in trace.ends:
         cut = len(end.output_ids) < scenario.request(end.rid).max_new_tokens
         if end.reason == "length" and (cut or last_output(scenario, end) + 1 >= room):

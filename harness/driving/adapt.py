@@ -22,6 +22,7 @@ from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import BACKENDS, DTYPES
+from harness.engines.server_args import not_there
 
 DEVICES = tuple(BACKENDS)
 MOST_PAGE = 512
@@ -37,9 +38,15 @@ FIRST_WITH_HANDED_REJECTION = Version("0.5.23")
 FIRST_WITH_LORA = Version("0.5.19")
 #: The first release that is known to change the number of steps while it serves, zero included.
 FIRST_ADAPTIVE = Version("0.5.17")
-#: Settings and pairs of ours that were first driven on these; earlier ones end at their boot, on a CPU at least.
+#: Settings, and pairs of ours on a device, that were first driven on these; earlier ones end at their boot.
 FIRST_WITH_HOST_CACHE = Version("0.5.17")
-FIRST_WITH_PAIR = {"hybrid-tiny": Version("0.5.23")}
+FIRST_WITH_PAIR = {
+    ("hybrid-tiny", "cpu"): Version("0.5.23"),
+    ("hybrid-tiny", "cuda"): Version("0.5.17"),
+    **{("hybrid-dense", device): Version("0.5.23") for device in DEVICES},
+}
+#: The first release that is known to let DP ranks verify beside a prefill; 0.5.18 to 0.5.22 were not tried.
+FIRST_COORDINATED = Version("0.5.23")
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
 LAST_WITHOUT_DECODE_CACHE = Version("0.5.17")
 #: Up to here the kernel that lays out pages (alloc_extend) takes powers of two only, as it still does on a GPU; what
@@ -48,6 +55,9 @@ LAST_WITH_POWERS = Version("0.5.17")
 #: From here on a decode side whose requests are all taken back has the prompts read again on the prefill side, by
 #: reading of 0.5.15 (which lacks it) and 0.5.16 (which has it); seen on 0.5.17 and 0.5.23.
 FIRST_WITH_RECOMPUTE = Version("0.5.16")
+#: Up to here new weights are those of the target, or of both by one list; 0.5.23 takes those of a draft alone, and what
+#: lies between was not tried.
+LAST_WITHOUT_DRAFT_UPDATES = Version("0.5.17")
 #: Before it nothing of a hand-over is asked of the algorithm; before 0.5.12 there is no registry at all.
 FIRST_ASKING_PLUGINS = Version("0.5.13")
 
@@ -168,7 +178,7 @@ def refusal(scenario: Scenario, *, version: str, device: str) -> str:
     """Why the scenario is not driven there, with what to do instead; empty if it is."""
     return (
         impossible(scenario.spec, scenario.engine, version=version, device=device)
-        or too_old(scenario, version=version)
+        or too_old(scenario, version=version, device=device)
         or too_deep(scenario)
         or unfollowed(scenario, version=version)
         or unserved(scenario, version=version)
@@ -207,6 +217,12 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"{spec.algorithm}\n  allowed: engine.enable_mixed_chunk false, or EAGLE or EAGLE3 on a release from "
             f"{FIRST_MIXED} on"
         )
+    if engine.dp_spec_prefill_coordination and (Version(version) < FIRST_COORDINATED or spec.algorithm == "MTP"):
+        return (
+            f"engine.dp_spec_prefill_coordination is on, which SGLang {version} does not have for {spec.algorithm} (DP "
+            "spec/prefill coordination requires single-layer EAGLE, EAGLE3 or DSPARK)\n  allowed: leave it out, or "
+            f"EAGLE or EAGLE3 on a release from {FIRST_COORDINATED} on"
+        )
     if engine.lora_paths and Version(version) < FIRST_WITH_LORA:
         return (
             f"engine.lora_paths is set, and SGLang {version} says: Currently LoRA is only compatible with NGRAM "
@@ -242,13 +258,13 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
     return ""
 
 
-def too_old(scenario: Scenario, *, version: str) -> str:
-    """Why a release does not serve one of our pairs; empty if it does, or it is none of ours."""
-    first = FIRST_WITH_PAIR.get(scenario.checkpoint)
+def too_old(scenario: Scenario, *, version: str, device: str) -> str:
+    """Why a release does not serve one of our pairs there; empty if it does, or it is none of ours."""
+    first = FIRST_WITH_PAIR.get((scenario.checkpoint, device))
     if first is None or Version(version) >= first:
         return ""
     return (
-        f"checkpoint is {scenario.checkpoint!r}, which is not driven on SGLang {version}\n"
+        f"checkpoint is {scenario.checkpoint!r}, which is not driven on SGLang {version} on {device}\n"
         f"  allowed: another checkpoint, or a release from {first} on"
     )
 
@@ -282,7 +298,14 @@ def unfollowed(scenario: Scenario, *, version: str) -> str:
 
 
 def unserved(scenario: Scenario, *, version: str) -> str:
-    """Why what stands in for the network between two engines does not serve the script; empty if it does."""
+    """Why this release, or what stands in for the network between two engines, does not serve the script; else ""."""
+    if Version(version) <= LAST_WITHOUT_DRAFT_UPDATES and any(
+        (op.kind, op.source, op.selector) == ("update", "tensor", "draft") for op in scenario.script
+    ):
+        return (
+            f"op 'update' of the draft alone, which SGLang {version} does not have\n"
+            "  allowed: selector target or all, or a newer release such as 0.5.23; or other scenarios, by --scenario"
+        )
     taken_back = any(op.kind == "retract" and op.everybody for op in scenario.script)
     if scenario.engine.disaggregation and taken_back and Version(version) >= FIRST_WITH_RECOMPUTE:
         return (
@@ -299,8 +322,18 @@ def undrawn(scenario: Scenario, env: EngineEnv, *, device: str) -> str:
     """Why this release, as it was unpacked, cannot draw tokens that are asked for; empty if it can.
 
     On a GPU it cuts by `top_k`, which greedy requests set for a whole batch, and draws from the target's distribution
-    by flashinfer's kernels; rejection sampling alone is its own.
+    by flashinfer's kernels; rejection sampling alone is its own. Grammars are xgrammar's, of which a bundle has a stub.
     """
+    backend = scenario.engine.grammar_backend
+    if (
+        env.unpacked
+        and backend != "none"
+        and not any((part / backend / "grammar.py").is_file() for part in env.pythonpath)
+    ):
+        return (
+            f"engine.grammar_backend is {backend}, which is not in the bundle that SGLang {env.version} came out of\n"
+            "  allowed: requests without grammars and engine.grammar_backend none; or an engine installed from an index"
+        )
     whole = device == "cpu" or not env.unpacked or any((part / "flashinfer").is_dir() for part in env.pythonpath)
     drawing = next((one for one in scenario.requests if not one.greedy), None)
     if whole or drawing is None:
@@ -313,6 +346,11 @@ def undrawn(scenario: Scenario, env: EngineEnv, *, device: str) -> str:
         "its bundle\n  allowed: temperature 0; engine.rejection_sampling where all requests sample without cuts; a "
         "bundle made --with flashinfer; or an engine installed from an index"
     )
+
+
+def untaken(scenario: Scenario, env: EngineEnv) -> str:
+    """Which argument of SGLang's own this release does not have; empty if it has all."""
+    return not_there(scenario.engine.server_args, version=env.version, package=env.package)
 
 
 def unpredicted(scenario: Scenario) -> str:

@@ -6,6 +6,7 @@ It must not judge, and must not know what a run or a test is.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,8 @@ from harness.engines.process import Launch, Progress
 
 #: What a trace says of engines that were started so.
 COPIES = "copied processes"
+#: One configuration is not booted more often than this without success: the next scenario hears the same at once.
+MOST_FAILED_BOOTS = 2
 #: MiB of the host's memory that must be free before an engine is booted ahead: twice what one takes.
 FREE_AHEAD = 6 << 10
 
@@ -54,6 +57,8 @@ class EnginePool:
     preparing: Callable[[str, Path], None] = lambda _text, _log: None
     booted: Callable[[Engine], None] = lambda _engine: None
     boots: int = 0
+    #: seconds in which nothing could be driven since an engine was not there yet
+    waited: float = 0.0
     _engine: Engine | None = None
     _key: str = ""
     _fork_servers: ForkServers | None = None
@@ -62,6 +67,8 @@ class EnginePool:
     _threads: ThreadPoolExecutor | None = None
     #: engines whose boot has begun and is nobody's yet
     _begun: list[Engine] = field(default_factory=list)
+    #: boot configuration -> why it did not boot, each time since it last did
+    _failed: dict[str, list[EngineError]] = field(default_factory=dict)
     _turn: Lock = field(default_factory=Lock)
     _ended: bool = False
 
@@ -70,9 +77,27 @@ class EnginePool:
         key = _key_of(launch)
         if self._engine is None or self._key != key or not self.alive():
             self.close()
-            self._engine, self._key = self._taken(key) or self._boot(launch), key
+            start = time.monotonic()
+            try:
+                self._engine, self._key = self._up(launch, key), key
+            finally:
+                self.waited += time.monotonic() - start
             self.booted(self._engine)
         return self._engine
+
+    def _up(self, launch: Launch, key: str) -> Engine:
+        """Booted ahead or now, unless that failed too often."""
+        failed = self._failed.setdefault(key, [])
+        if len(failed) >= MOST_FAILED_BOOTS:
+            raise failed[-1]
+        try:
+            engine = self._taken(key) or self._boot(launch)
+        except EngineError as error:
+            if not isinstance(error, NoLease):
+                failed.append(error)
+            raise
+        failed.clear()
+        return engine
 
     def expect(self, launches: Sequence[Launch]) -> None:
         """Boot the first of these beside what is driven, as many as may be ahead and as there is memory for.

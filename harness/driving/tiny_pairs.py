@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from cases import checkpoints
+from cases.adapters import beside
 from cases.folders import made_once
 from harness.engines import envs
 
@@ -19,7 +20,7 @@ def weights_of(name: str, selector: str, *, source: str = "tensor") -> tuple[Pat
     """The folders with a pair's target, draft, or all: from disk all is one folder, as MTP pairs are published."""
     pair = checkpoints.make(name, root())
     if selector == "all" and source == "disk":
-        return (made_once(root() / f"{name}-whole", lambda place: _whole(pair, place)),)
+        return (made_once(beside(pair.target, "whole"), lambda place: _whole(pair, place)),)
     return {"target": (pair.target,), "draft": (pair.draft,), "all": (pair.target, pair.draft)}[selector]
 
 

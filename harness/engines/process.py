@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import psutil
 
 from harness.both_sides import wire
-from harness.engines import endings, scratch
+from harness.engines import endings, scratch, server_args
 from harness.engines.endings import Endings
 from harness.engines.errors import EngineError, NoLease
 from harness.engines.processes import end_group, interrupts_held
@@ -176,7 +176,7 @@ class HostProcess:
                 self._check_alive()
                 if time.monotonic() > start + seconds:
                     what = {"leased": "take a GPU lease", "booted": "boot"}[until]
-                    raise EngineError(f"the engine did not {what} within {seconds:.0f} s; {self.log_tail()}")
+                    raise self._no_boot(f"the engine did not {what} within {seconds:.0f} s")
                 for key, _ in selector.select(timeout=0.5):
                     if key.fileobj is not listener:
                         said = self._host_answer(progress)
@@ -207,10 +207,10 @@ class HostProcess:
         try:
             message, _ = wire.receive(self.host.sock)
         except wire.WireClosed:
-            raise EngineError(f"the engine ended while booting; {self.log_tail()}") from None
+            raise self._no_boot("the engine ended while booting") from None
         match message["op"]:
             case "boot_failed":
-                raise EngineError(f"the engine would not start: {message['error']}; {self.log_tail()}")
+                raise self._no_boot(f"the engine would not start: {message['error']}")
             case "no_lease":
                 raise NoLease(message["error"])
             case "waiting":
@@ -224,7 +224,7 @@ class HostProcess:
     def _check_alive(self) -> None:
         assert self.process is not None
         if (code := self.process.poll()) is not None:
-            raise EngineError(f"the engine ended with code {code} while booting; {self.log_tail()}")
+            raise self._no_boot(f"the engine ended with code {code} while booting")
 
     def _watch_endings(self, host: int) -> None:
         """From now on it is known how each of the engine's processes ends, and which first."""
@@ -234,6 +234,12 @@ class HostProcess:
         self.endings = Endings(processes={host: endings.MAIN, **known}, log=self.log)
         self.endings.start()
 
+    def _no_boot(self, what: str) -> EngineError:
+        """What happened, the log, and what the user added to the engine's arguments."""
+        given = server_args.typed(self.launch.boot.get("server_args", {}))
+        hint = f"\n  it was started with {given}; leave out what it does not take" if given else ""
+        return EngineError(f"{what}; {self.log_tail()}{hint}")
+
     def log_tail(self) -> str:
         """Where the log is and how it ends."""
         try:
@@ -242,7 +248,8 @@ class HostProcess:
             text = []
         ending = text[-TAIL_LINES:]
         hint = [SERVES_NO_EAGLE] if any(name in line for name in SHARED for line in ending) else []
-        return f"full log: {self.log}; it ends with:\n  " + "\n  ".join(ending + hint)
+        said = "; it ends with:" if ending else ", which is empty"
+        return "\n  ".join([f"full log: {self.log}{said}", *ending, *hint])
 
     def close(self) -> None:
         """End the engine's whole process group, by the id we started; safe to call twice."""

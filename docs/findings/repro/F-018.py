@@ -54,6 +54,11 @@ import types
 from pathlib import Path
 from typing import Any, Callable, ClassVar
 
+for needed in ("sglang", "torch", "numpy", "safetensors") if __name__ == "__main__" else ():
+    if importlib.util.find_spec(needed) is None:
+        print(f"{sys.executable} has no {needed}: run this with the Python that SGLang is installed for\nCANNOT BE SAID")
+        sys.exit(3)
+
 import numpy as np
 
 GIVEN = json.loads(r"""

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -179,8 +180,9 @@ def _run(path: str, prepared: Prepared | None = None) -> None:
         os.environ.update(ports.environment)
         engine = sglang.Engine(**engine_arguments(boot, ports))
     except BaseException as error:
+        traceback.print_exc()  # before anybody is told to read the log
         wire.send(sock, {"op": "boot_failed", "error": f"{type(error).__name__}: {error}"})
-        raise
+        sys.exit(1)
     wire.send(sock, {"op": "booted", "gpu_used_mib": gpu_used(held)})
     loop = getattr(engine, "loop", None) or asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
