@@ -7,7 +7,7 @@ configurations are a short fixed list, since a reboot is what costs; everything 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ from cases.asking import asking
 from cases.boots import Boot
 from cases.kit import TEMPLATES, Kit, Opening, possible, shortest_life, turns
 from harness.checks.logprobs import LOOSE
-from harness.contract.requests import OF_LOGPROBS, RequestSpec
+from harness.contract.requests import ADJUSTING, CUTTING, OF_LOGPROBS, RequestSpec
 from harness.contract.scenario import Scenario
 
 #: Importing them registers their templates.
@@ -25,6 +25,8 @@ ROOMS = (templates, templates_answers, templates_handoff, templates_rules, templ
 MOST_REQUESTS = 5
 #: What a request returns whose text two models may write: no reference says log-probabilities of that.
 WITHOUT_LOGPROBS = {name: RequestSpec.model_fields[name].default for name in ("return_logprob", *OF_LOGPROBS)}
+#: What a witness does not know: how a token is drawn or ruled out, and what comes back beside it.
+BESIDE_TOKENS = ("temperature", "custom_params", *ADJUSTING, *CUTTING, *WITHOUT_LOGPROBS, "return_hidden_states")
 
 
 @st.composite
@@ -49,6 +51,19 @@ def generate(boot: Boot, *, count: int, seed: int) -> list[Scenario]:
         )
         for number in range(count)
     ]
+
+
+def greedy(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
+    """Each with requests of greedy tokens alone, which is what a witness follows; not those that are about more."""
+    plain = {key: RequestSpec.model_fields[key].default for key in BESIDE_TOKENS}
+    about_more = {
+        name
+        for name, one in TEMPLATES.items()
+        if one.build.__module__ in (templates_answers.__name__, templates_rules.__name__)
+    }
+    for one in scenarios:
+        if about_more.isdisjoint(one.wants):
+            yield one.model_copy(update={"requests": tuple(each.model_copy(update=plain) for each in one.requests)})
 
 
 def build(

@@ -264,6 +264,19 @@ _IDLE_BESIDE = program(
 )
 _OF_ITS_OWN_LOGITS = _IDLE_BESIDE.engine.model_copy(update={"enable_dp_lm_head": True})
 
+#: Rank 1 reads a prompt while rank 0 decodes.
+_COORDINATED = program(
+    "verify-beside-prefill",
+    [request("a", 7, seed=11, new=20), request("b", 12, seed=21, new=8, dp_rank=1)],
+    [submit("a"), steps(3), submit("b"), DRAIN],
+    spec=HEADS,
+    wants=["verify_beside_prefill"],
+    checkpoint="qwen3-tiny",
+    dp_size=2,
+    tp_size=2,
+    dp_spec_prefill_coordination=True,
+)
+
 #: Need of a mutant -> what to drive, in this order.
 EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "chain": (_together("together"), _joined("joined")),
@@ -291,6 +304,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),
     "dp": (_IDLE_BESIDE,),
     "dp-lm-head": (_IDLE_BESIDE.model_copy(update={"engine": _OF_ITS_OWN_LOGITS}),),
+    "coordinated": (_COORDINATED,),
     "adaptive": tuple(on_boot(ADAPTIVE_BOOTS["adaptive"], only=("four-together",))),
     "tp": (_together("together-tp", tp_size=2),),
     "handoff": (_together("together-handed-over", disaggregation=True, max_running_requests=4, max_total_tokens=160),),

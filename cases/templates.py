@@ -10,7 +10,7 @@ from cases.boots import MOST_WAITING, Boot
 from cases.fixed import never
 from cases.fixed_weights import update
 from cases.kit import CONTEXT, DECODING, LONGEST_PROMPT, MOST_NEW, Kit, Opening, template
-from harness.contract.admission import reserved
+from harness.contract.admission import reserved, reserved_slots
 from harness.contract.scenario import room
 
 
@@ -445,7 +445,13 @@ def full_queue_refused(kit: Kit) -> Opening:
     return Opening(calm=2, protected=(made[-1].rid,))
 
 
-@template(fits=_tight)
+def _exhaustible(boot: Boot) -> bool:
+    """Where a request that SGLang cuts to the pool, less a page or so, has no room for its last round: two are
+    reserved, of which it may fill one."""
+    return _tight(boot) and reserved_slots(boot.spec) - (boot.spec.most_steps + 1) > boot.engine.page_size + 1
+
+
+@template(fits=_exhaustible)
 def outgrew_the_pool(kit: Kit) -> Opening:
     """So long that SGLang cuts what is to come to the pool's size, where no draft fits behind it any more."""
     room = kit.boot.engine.max_total_tokens

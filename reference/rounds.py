@@ -133,7 +133,11 @@ def flying(drafts: Drafts) -> dict[int, int]:
     """Committed length -> tokens of the batch before, where overlap scheduling planned the next one without them."""
     parts = drafts.timeline.parts if drafts.view.overlap else []
     steps = [part.record.scheduler_step for part, _ in parts]
-    return {parts[i][0].start: len(parts[i - 1][1]) for i in range(1, len(parts)) if steps[i] == steps[i - 1] + 1}
+    return {
+        parts[i][0].start: len(parts[i - 1][1])
+        for i in range(1, len(parts))
+        if drafts.view.paused.issuperset(range(steps[i - 1] + 1, steps[i]))
+    }
 
 
 def _counted(

@@ -267,6 +267,26 @@ def test_idle_rank_agrees_with_the_busy_one_in_one_forward(ranks, idle, found):
     assert set(roots(scenario, and_events(both, *states(**idle)))) == (set() if found is None else {found})
 
 
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        (([4, 5], [4, 5]), None),
+        (([4], [5]), None),
+        (([4, 5], [4, 6]), ("LOCKSTEP", "announced", "PREFILL", "own")),
+        (([4, 6], [4, 5]), ("LOCKSTEP", "announced", "VERIFY", "of-another-rank")),
+        (([4], [4]), ("LOCKSTEP", "announced", "PREFILL", "own")),
+    ],
+)
+def test_ranks_that_prefill_and_verify_together_agree_on_their_counts(told, found):
+    scenario = handmade.scenario(dp_size=2, dp_spec_prefill_coordination=True)
+    both = two_ranks(handmade.build(scenario)[0])
+    events = [
+        state("busy_state", dp_rank=rank, rows=rows, phase=phase, announced=told[rank], padding="SUM_LEN")
+        for rank, rows, phase in ((0, 4, "VERIFY"), (1, 5, "PREFILL"))
+    ]
+    assert set(roots(scenario, and_events(both, *events))) == (set() if found is None else {found})
+
+
 def test_later_draft_steps_are_not_held_to_the_counts_of_the_first(ranks):
     scenario, both = ranks
     later = {"phase": "DRAFT", "step": 1, "announced": [4, 4]}

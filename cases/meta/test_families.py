@@ -33,12 +33,15 @@ def test_a_family_or_one_scenario_of_it_is_chosen_by_name():
 def test_on_a_card_a_pair_names_the_dtype_it_runs_in_where_sglang_asks_its_config(tmp_path, monkeypatch):
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path))
     scenarios = FAMILIES["window"].scenarios
+    usual = checkpoint_pairs(scenarios)
     brain = [
         one.model_copy(update={"engine": one.engine.model_copy(update={"dtype": "bfloat16"})}) for one in scenarios
     ]
     for wanted, dtype in ((scenarios, "float16"), (brain, "bfloat16")):
         target, _ = checkpoint_pairs(wanted, device="cuda")["oss-narrow"]
         assert json.loads((target / "config.json").read_text())["torch_dtype"] == dtype
+        weights = [(folder / "model.safetensors").read_bytes() for folder in (target, usual["oss-narrow"][0])]
+        assert weights[0] == weights[1]
     with pytest.raises(UsageError, match=r"checkpoint 'oss-[a-z]*' is needed in several dtypes"):
         checkpoint_pairs([*scenarios, *brain], device="cuda")
 

@@ -31,7 +31,13 @@ class ByHand:
 
     def __init__(self, *answers):
         self.answers, self.driven, self.closed = list(answers), [], 0
-        self.boots, self.waited = 0, 0.0
+        self.boots, self.waited, self.ahead, self.expected = 0, 0.0, 1, []
+
+    def launch(self, scenario, *, engine, revert):
+        return (engine, scenario.name)
+
+    def expect(self, launches):
+        self.expected += launches
 
     def __call__(self, scenario, *, engine, revert, fresh):
         assert fresh, "a remembered run would make every repeat agree"
@@ -140,6 +146,13 @@ def test_a_box_holds_at_least_one_scenario_and_says_how_many_it_left_out(drawn, 
     found = drive(ByHand(results.sound), drawn(0.0), tmp_path)
     assert (found.scenarios, found.left_out) == (1, 2)
     assert drive(ByHand(results.sound), drawn(600.0), tmp_path).left_out == 0
+
+
+def test_the_engine_of_the_next_cell_boots_beside_the_one_that_is_driven(tmp_path):
+    made = [cells.Cell(engine=one, kind="fixed", name="x", scenarios=(results.named("a"),)) for one in ("1", "2", "3")]
+    engines = ByHand(results.sound)
+    Driver(make=lambda: engines, folder=tmp_path).run(made)
+    assert engines.expected == [("2", "a"), ("3", "a")]
 
 
 def test_cells_are_driven_by_their_engines_and_reported_in_the_order_of_the_plan(tmp_path):

@@ -185,7 +185,7 @@ def test_such_a_release_gets_its_own_pins_and_no_flashinfer(index, tmp_path):
     assert "apache-tvm-ffi" not in reported
 
 
-def test_such_a_release_gets_flashinfers_sampling_at_its_own_pin_where_that_is_asked_for(index, tmp_path):
+def test_such_a_release_gets_flashinfers_sampling_where_that_is_asked_for(index, tmp_path):
     index.requires = {"0.5.23": REQUIRES_TORCH}
     manifest = packed(tmp_path / "b", "0.5.23", with_torch=True, include=("flashinfer", "fa3"))
     (release,) = manifest.releases
@@ -205,11 +205,13 @@ def test_such_a_release_gets_flashinfers_sampling_at_its_own_pin_where_that_is_a
 
 
 def test_a_release_that_imports_flashinfer_wherever_it_runs_gets_it_unasked(index, tmp_path):
-    index.requires = {"0.5.22": REQUIRES_TORCH}
+    index.requires = {"0.5.22": [one.replace("0.7.2", "0.7.1") for one in REQUIRES_TORCH]}
     (release,) = packed(tmp_path / "b", "0.5.22", with_torch=True).releases
     stems = [name.rpartition("-")[0] for name in release.trees]
     assert stems[-5:] == ["torch-2.14.1", "triton-3.8.0", "flashinfer-0.7.2", "base", "control"]
     assert release.environ["FLASHINFER_USE_CUDA_NORM"] == "1"
+    reported = {one.name: (one.wanted, one.carried) for one in release.differences}
+    assert reported["flashinfer-python"] == ("==0.7.1", "0.7.2")
 
 
 def test_a_torch_is_slimmed_to_one_architecture_and_what_went_is_counted(index, tmp_path):

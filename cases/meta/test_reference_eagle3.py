@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from cases.checkpoints import RECIPES, make
-from cases.recipes import TrainedRecipe
+from cases.recipes import HalfOssRecipe, TrainedRecipe
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError
 from reference.eagle1 import DraftHead
@@ -25,7 +25,8 @@ CLOSE = 2e-5
 PAIRS = sorted(
     name
     for name, recipe in RECIPES.items()
-    if recipe.algorithm == "EAGLE3" and not isinstance(recipe, TrainedRecipe)  # of float16: test_trained
+    # of float16 (test_trained), and the weights of others (test_families)
+    if recipe.algorithm == "EAGLE3" and not isinstance(recipe, TrainedRecipe | HalfOssRecipe)
 )
 
 

@@ -85,6 +85,7 @@ NEEDS = {
     "paged-tree": "a tree draft over pages of more than one slot",
     "dp": "DP attention with an idle rank",
     "dp-lm-head": "the same with logits that each rank computes of its own requests alone",
+    "coordinated": "a DP rank that verifies beside another's prefill",
     "adaptive": "a number of draft steps that changes while the engine serves",
     "tp": "two TP ranks",
     "handoff": "prefill and decode on two engines, several requests at once",

@@ -269,25 +269,29 @@ def _expected(evidence: Evidence, event: Event, field: str, busy: list[Event]) -
 @register(
     id="announced",
     kinds=(Kind.LOCKSTEP,),
-    reads=("engine",),
+    reads=("scenario", "engine"),
     protects="every rank learns how many tokens each rank brings to a forward, and each brings that many",
 )
 def check_announced_counts(evidence: Evidence) -> CheckResult:
     """LOCKSTEP where a count that a rank was given differs from the rows that rank fed, or pads otherwise."""
     result = CheckResult()
-    idle, busy = _by_moment(evidence, "idle_state"), _by_moment(evidence, "busy_state")
-    for moment in sorted(idle.keys() | busy.keys()):
-        events = [*busy.get(moment, ()), *idle.get(moment, ())]
-        if moment[2]:
-            continue  # later draft steps go on with the counts that SGLang padded for the first
-        rows = {event.dp_rank: event.data.get("rows") for event in events}
+    stages = {str(phase): str(stage[-1]) for stage in _stages(evidence) for phase in stage}
+    moments: dict[Moment, list[Event]] = {}
+    for name in ("busy_state", "idle_state"):
+        for (at, phase, step), events in _by_moment(evidence, name).items():
+            if not step:  # later draft steps go on with the counts that SGLang padded for the first
+                moments.setdefault((at, stages.get(phase, phase), step), []).extend(events)
+    for _, events in sorted(moments.items()):
+        rows: dict[int, Any] = {event.dp_rank: event.data.get("rows") for event in events}
         for event in events[1:]:
             if event.data.get("padding") != (expected := events[0].data.get("padding")):
                 fault = _fault(event, kind=Kind.LOCKSTEP, expected=expected, hint="padded-otherwise", field="padding")
                 result.divergences.append(fault)
         for event in events:
             announced = event.data.get("announced") or []
-            for rank, count in enumerate(announced):
+            # where ranks draft for themselves SGLang tells each its own count alone, if one prefills beside a verify
+            alone = evidence.scenario.engine.dp_spec_prefill_coordination and len(announced) == 1
+            for rank, count in [(event.dp_rank, announced[0])] if alone else enumerate(announced):
                 if rows.get(rank) is None:
                     continue  # a rank that did not enter: the resource accounting says so
                 result.count("token_counts", 1)

@@ -63,6 +63,7 @@ class Asked:
     device: str = "cpu"
     revert: int | None = None
     gpu_share: float | None = None
+    boots_ahead: int | None = None
     wanted: Wanted = field(default_factory=Wanted)
 
     @property
@@ -117,6 +118,7 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
             logs=folder / "logs",
             lease=lease,
             copies=True,
+            ahead=prepare.BOOTS_AHEAD[asked.device] if asked.boots_ahead is None else asked.boots_ahead,
         )
 
     driver = Driver(

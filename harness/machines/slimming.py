@@ -115,7 +115,7 @@ def flashinfer(version: str, wanted: dict[str, Requirement], *, asked: bool) -> 
         not asked and is_from(version, TABLES["with_torch"]["flashinfer"]["optional_from"])
     ):
         return {}
-    return {name: pinned(wanted[name]) for name in (FLASHINFER, "apache-tvm-ffi")}
+    return {FLASHINFER: _BESIDE["version"], "apache-tvm-ffi": pinned(wanted["apache-tvm-ffi"])}
 
 
 def own_torch(version: str, wanted: dict[str, Requirement], *, torch: str) -> str:
@@ -177,7 +177,8 @@ def differences(
 ) -> tuple[Difference, ...]:
     """Where what is carried is not what this release asks for, and what it gets nothing of."""
     found = []
-    for name, there in {**carried(wanted, own_torch=own_torch), **CONTROL}.items():
+    beside = {FLASHINFER: _BESIDE["version"]} if flashinfer else {}
+    for name, there in {**carried(wanted, own_torch=own_torch), **CONTROL, **beside}.items():
         asked = wanted.get(name)
         if asked is not None and not asked.specifier.contains(there, prereleases=True):
             reason = DIFFERENT_BECAUSE.get(name, TABLES["different_anyway"])

@@ -15,7 +15,7 @@ from packaging.version import Version
 from cases.boots import Boot
 from cases.catalogue import Case
 from cases.families import Family
-from harness.contract.known_issues import issues
+from harness.contract.known_issues import ends_boot, issues
 from harness.contract.scenario import EngineConfig, Scenario
 from harness.driving.adapt import Wanted, adapted, refusal, undrawn
 from harness.engines.envs import state
@@ -232,6 +232,8 @@ def _sorted_out(
             continue
         (one,) = adapted([asked], wanted, device=device)
         why = refusal(one, version=engine, device=device) or undrawn(one, env, device=device)
+        if not why and (known := ends_boot(one, release=engine, device=device)):
+            why = f"{known.id} ends the engine while it boots: {known.title}"
         if not why and not _enough(one.engine, cards):
             why = f"it needs {one.engine.tp_size} GPUs, of {cards} that are there"
         found.append((name, one, why.partition("\n")[0]))

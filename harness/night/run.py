@@ -54,11 +54,15 @@ class Driver:
     #: the cells that are done, by key
     results: dict[str, CellResult] = field(default_factory=dict)
     _live: LiveEngines | None = None
+    #: the cells behind the one that is driven
+    _later: list[Cell] = field(default_factory=list)
 
     def run(self, cells: Sequence[Cell]) -> list[CellResult]:
         """Results in the order of the cells; driven release by release, so that engines are used again."""
+        self._later = sorted(cells, key=_neighbours)
         try:
-            for cell in sorted(cells, key=_neighbours):
+            while self._later:
+                cell = self._later.pop(0)
                 with disk(self.folder):
                     self.results[cell.key] = self._cell(cell)
                 self.done(self.results[cell.key])
@@ -75,6 +79,15 @@ class Driver:
         self._live = self._live or self.make()
         return self._live
 
+    def _expect(self, live: LiveEngines) -> None:
+        """Boot engines of the next cells beside the one that is driven now."""
+        launches = []
+        for cell in self._later[: live.ahead]:
+            if cell.scenarios and cell.mutants is None:
+                live.assumed = cell.assumed_for(cell.scenarios[0])
+                launches.append(live.launch(cell.scenarios[0], engine=cell.engine, revert=self.revert))
+        live.expect(launches)
+
     def _cell(self, cell: Cell) -> CellResult:
         if cell.mutants is not None:
             self.close()  # nothing else is driven on engines that fork mutants
@@ -85,6 +98,7 @@ class Driver:
         start = booted = time.monotonic()
         tally, live = _Tally(cell=cell), self._engines()
         boots, waited = live.boots, live.waited
+        self._expect(live)
         scenarios = self._scenarios(cell)
         for number, scenario in enumerate(scenarios):
             if cell.draw is not None and number and time.monotonic() - booted > cell.draw.seconds:
