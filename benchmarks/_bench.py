@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cases import checkpoints
+from harness.both_sides.leases import Request
 from harness.contract.scenario import Scenario
 from harness.driving.oracle import Oracle
+from harness.driving.own_pair import OwnPair
 from harness.driving.pairs import checkpoint_pairs
 from harness.engines import envs
 from harness.engines.engine import Engine
@@ -26,9 +28,17 @@ def machine() -> str:
 
 
 @contextmanager
-def booted(scenario: Scenario, *, version: str, probe: bool, device: str = "cpu") -> Iterator[Engine]:
-    """An engine for the scenario's boot configuration, with the tiny pair it names; ended afterwards."""
-    target, draft = checkpoint_pairs([scenario], device=device)[scenario.checkpoint]
+def booted(
+    scenario: Scenario,
+    *,
+    version: str,
+    probe: bool,
+    device: str = "cpu",
+    own: OwnPair | None = None,
+    lease: Request | None = None,
+) -> Iterator[Engine]:
+    """An engine for the scenario's boot configuration, with the tiny pair it names or an own one; ended afterwards."""
+    target, draft = checkpoint_pairs([scenario], device=device, own=own)[scenario.checkpoint]
     launch = build_launch(
         env=envs.ensure(version, print),
         spec=scenario.spec,
@@ -37,6 +47,8 @@ def booted(scenario: Scenario, *, version: str, probe: bool, device: str = "cpu"
         draft=draft,
         device=device,
         probe=probe,
+        eos=None if own is None else own.target.eos,
+        lease=lease,
     )
     with tempfile.TemporaryDirectory(prefix="eaglecheck-bench-") as folder:
         engine = Engine(launch=launch, log=Path(folder, "engine.log"))

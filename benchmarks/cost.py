@@ -1,11 +1,12 @@
 """What the probe and judging cost: the same scenarios on engines with and without a probe, step by step.
 
     .venv/bin/python -m benchmarks.cost [--engine 0.5.23] [--repeats 3] [--each 1] [--device cuda [--graphs]]
-        [--size medium]
+        [--size medium | --pair DIR/llama-1b] [--gpu-share 1.5]
 
 Engines of both levels are up at once, driven in the same lockstep, and alternate scenario by scenario, so that the
 machine's mood hits both. Two engines that were started alike may differ by more than the probe costs, for as long as
-they live: --each says how many of a level there are. Then what the reference, judging and storing add.
+they live: --each says how many of a level there are. Then what the reference, judging and storing add, but for --pair:
+one of `benchmarks.make_real_size`.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from pathlib import Path
 
 from benchmarks._bench import booted, machine, oracle
 from cases import checkpoints
-from cases.fixed import default_scenarios
 from cases.recipes import Recipe
 from harness.archive.writer import RunWriter
 from harness.checks.judge import judge
+from harness.cli.prepare import gpu_lease
+from harness.cli.programs import choose_scenarios
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.drive import drive
+from harness.driving.own_pair import OwnPair, own_pair
 from harness.engines.engine import Engine
 from harness.engines.envs import NEWEST
 
@@ -44,11 +47,11 @@ SIZES = {
 StepSeconds = dict[tuple[int, int, int], list[float]]
 
 
-def scenarios_of(size: str, *, device: str, graphs: bool) -> list[Scenario]:
-    """The default scenarios of one boot configuration, on a pair of that size."""
+def scenarios_of(size: str, *, device: str, graphs: bool, own: OwnPair | None) -> list[Scenario]:
+    """The default scenarios of one boot configuration, on a pair of that size, or on an own one."""
     wanted = Wanted(cuda_graph=True) if graphs else Wanted()
-    found = adapted(default_scenarios(), wanted, device=device)
-    if size == "tiny":
+    found = adapted(choose_scenarios([], [], own=own), wanted, device=device)
+    if size == "tiny" or own is not None:
         return found
     recipe = Recipe(name=f"bench-{size}", seed=7, vocab=32000, kv_heads=4, head_dim=128, **SIZES[size])
     checkpoints.RECIPES[recipe.name] = recipe
@@ -84,9 +87,10 @@ def measured(
     return steps, traces
 
 
-def judging(scenarios: Sequence[Scenario], traces: Sequence[Trace]) -> dict[str, float]:
+def judging(scenarios: Sequence[Scenario], traces: Sequence[Trace], *, device: str) -> dict[str, float]:
     """Seconds by part of what comes behind the engine."""
-    reference, spent = oracle(scenarios[0].checkpoint), dict.fromkeys(("reference", "judge", "store"), 0.0)
+    name = checkpoints.on_device(scenarios[0].checkpoint, device)
+    reference, spent = oracle(name), dict.fromkeys(("reference", "judge", "store"), 0.0)
     with tempfile.TemporaryDirectory() as folder:
         writer = RunWriter.create(Path(folder), manifest={"argv": ["cost"]})
         for scenario, trace in zip(scenarios, traces, strict=True):
@@ -115,20 +119,29 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--graphs", action="store_true")
     parser.add_argument("--size", choices=("tiny", *SIZES), default="tiny")
+    parser.add_argument("--pair", type=Path)
+    parser.add_argument("--gpu-share", type=float)
     options = parser.parse_args()
-    scenarios = scenarios_of(options.size, device=options.device, graphs=options.graphs)
+    own = None if options.pair is None else own_pair(options.pair / "target", options.pair / "draft")
+    scenarios = scenarios_of(options.size, device=options.device, graphs=options.graphs, own=own)
+    lease = gpu_lease(options.device, options.gpu_share)
     with contextlib.ExitStack() as stack:
         engines = {
             level: [
-                stack.enter_context(booted(scenarios[0], version=options.engine, probe=probe, device=options.device))
+                stack.enter_context(
+                    booted(
+                        scenarios[0], version=options.engine, probe=probe, device=options.device, own=own, lease=lease
+                    )
+                )
                 for _ in range(options.each)
             ]
             for level, probe in LEVELS.items()
         }
         steps, traces = measured(engines, scenarios, repeats=options.repeats)
     parts = {"untraced engine": usual(steps["untraced"]), "traced engine": usual(steps["traced"])}
-    parts |= judging(scenarios, traces["traced"])
-    return report(parts, title=f"SGLang {options.engine} on {options.device}, {options.size} pair")
+    parts |= {} if own else judging(scenarios, traces["traced"], device=options.device)
+    pair = options.pair.name if own else options.size
+    return report(parts, title=f"SGLang {options.engine} on {options.device}, {pair} pair")
 
 
 def report(parts: dict[str, float], *, title: str) -> int:

@@ -14,6 +14,7 @@ import argparse
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 from benchmarks._bench import machine
 from cases import catalogue
 from cases.boots import Boot
-from cases.generation import generate
+from cases.generation import generate, greedy
 from harness.cli import prepare
 from harness.cli.documents import run_document
 from harness.cli.programs import past_eos
@@ -71,7 +72,10 @@ def cell(folder: Path, engines: EnginePool, *, release: str) -> dict[str, Any]:
         )
     except UsageError as error:
         return {**found, "refused": str(error)}
-    result = run(plan) if plan.reference == WITNESS else _driven(plan, engines)
+    if plan.reference == WITNESS:
+        result = run(replace(plan, scenarios=tuple(greedy(plan.scenarios))))
+    else:
+        result = _driven(plan, engines)
     return {**found, "said": said, "document": run_document(result)}
 
 
@@ -156,7 +160,7 @@ def _why(folder: Path, found: dict[str, Any], document: dict[str, Any]) -> str:
     return "; ".join(
         [place.sub(r"\1", one) for one in refusals]
         + said
-        + (document["reasons"][:2] if document["verdict"] == "UNKNOWN" else [])
+        + [one for one in document["reasons"] if not one.startswith("not ") and document["verdict"] == "UNKNOWN"][:2]
     )
 
 

@@ -113,7 +113,12 @@ BOOTS = _named(
             spec=_chain(5),
             engine=TIGHT,
         ),
-        Boot(name="no-cache", why="no prefix cache, two steps", spec=_chain(2), engine=UNCACHED),
+        Boot(
+            name="no-cache",
+            why="no prefix cache, two steps, custom logit processors",
+            spec=_chain(2),
+            engine=EngineConfig(radix_cache=False, enable_custom_logit_processor=True),
+        ),
         Boot(
             name="long-draft",
             why="five steps, two requests at a time, and five that wait",
@@ -130,6 +135,14 @@ STATES = Boot(
     why="hidden states come back",
     since="0.5.17",
     engine=EngineConfig(enable_return_hidden_states=True, max_running_requests=4),
+)
+
+#: All its requests sample: drafts of greedy ones are drawn too, on every release (F-038).
+DRAWN = Boot(
+    name="drawn",
+    why="drafts are drawn, and accepted by rejection sampling",
+    since="0.5.14",
+    engine=EngineConfig(rejection_sampling=True),
 )
 
 #: Multi-layer MTP: before 0.5.17 the worker runs neither eagerly nor in CUDA graphs without a known issue.
@@ -366,13 +379,20 @@ WINDOWED = _named(
 UNBUFFERED = EngineConfig(overlap_schedule=False)
 #: Targets with recurrent states; 0.5.17's pool of them names the device "cuda", and ends an engine on a CPU.
 RECURRENT = _named(
-    Boot(name=name, why=f"recurrent states: {why}", checkpoint="hybrid-tiny", spec=spec, engine=engine, since="0.5.23")
-    for name, why, spec, engine in (
-        ("hybrid", "a chain of three steps, no prefix cache", SpecConfig(), UNCACHED),
-        ("hybrid-cache", "the same with the prefix cache", SpecConfig(), UNBUFFERED),
-        ("hybrid-long", "five steps", _chain(5), UNCACHED),
-        ("hybrid-tree", "two candidates a step, two steps", _tree(2, 2, 6), UNCACHED),
-        ("hybrid-pool", "a pool that a few requests outgrow", SpecConfig(), UNBUFFERED.model_copy(update=OUTGROWN)),
+    Boot(name=name, why=f"recurrent states: {why}", checkpoint=pair, spec=spec, engine=engine, since="0.5.23")
+    for name, why, pair, spec, engine in (
+        ("hybrid", "a chain of three steps, no prefix cache", "hybrid-tiny", SpecConfig(), UNCACHED),
+        ("hybrid-cache", "the same with the prefix cache", "hybrid-tiny", SpecConfig(), UNBUFFERED),
+        ("hybrid-long", "five steps", "hybrid-tiny", _chain(5), UNCACHED),
+        ("hybrid-tree", "two candidates a step, two steps", "hybrid-tiny", _tree(2, 2, 6), UNCACHED),
+        (
+            "hybrid-pool",
+            "a pool that a few requests outgrow",
+            "hybrid-tiny",
+            SpecConfig(),
+            UNBUFFERED.model_copy(update=OUTGROWN),
+        ),
+        ("hybrid-dense", "Qwen3.5 style, the prefix cache", "hybrid-dense", SpecConfig(), UNBUFFERED),
     )
 )
 
@@ -447,16 +467,17 @@ SPELLED_BOOTS = _named(
 
 TWO_RANKS = EngineConfig(dp_size=2, tp_size=2, max_running_requests=4)
 DP_BOOTS = _named(
-    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=V2)
-    for name, why, checkpoint, spec, engine in (
-        ("dp", "DP attention over two ranks", "qwen3-tiny", HEADS, TWO_RANKS),
-        ("dp-wide", "two ranks, a draft wider than its target", "qwen3-wide", HEADS, TWO_RANKS),
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=since)
+    for name, why, checkpoint, spec, engine, since in (
+        ("dp", "DP attention over two ranks", "qwen3-tiny", HEADS, TWO_RANKS, V2),
+        ("dp-wide", "two ranks, a draft wider than its target", "qwen3-wide", HEADS, TWO_RANKS, V2),
         (
             "dp-apart",
             "two ranks, a head of its own, five steps, a pool that is outgrown",
             "qwen3-apart",
             HEADS_OF_FIVE,
             TWO_RANKS.model_copy(update=OUTGROWN),
+            V2,
         ),
         (
             "dp-lm-head",
@@ -464,6 +485,15 @@ DP_BOOTS = _named(
             "qwen3-tiny",
             HEADS,
             TWO_RANKS.model_copy(update={"enable_dp_lm_head": True}),
+            V2,
+        ),
+        (
+            "dp-coordinated",
+            "two ranks, one of which may verify beside the other's prefill",
+            "qwen3-tiny",
+            HEADS,
+            TWO_RANKS.model_copy(update={"dp_spec_prefill_coordination": True}),
+            "0.5.23",
         ),
     )
 )

@@ -40,10 +40,12 @@ from cases import (
 )
 from cases.folders import made_once
 from cases.recipes import (
+    DenseHybridRecipe,
     Eagle3Recipe,
     FiveLayersRecipe,
     FiveStepLayersRecipe,
     GptOssRecipe,
+    HalfOssRecipe,
     HybridRecipe,
     LatentRecipe,
     MtpRecipe,
@@ -120,6 +122,11 @@ RECIPES: dict[str, Recipe] = {
         WindowedRecipe(name="mtp-window", seed=20251218, upper_gain=0.03),
         # The same with windows shorter than a draft.
         GptOssRecipe(name="oss-narrow", seed=20250808, window=3),
+        *(
+            HalfOssRecipe(name=f"oss-{name}{dtype}", seed=seed, window=window, dtype=dtype)
+            for name, seed, window in (("", 20250807, 12), ("narrow-", 20250808, 3))
+            for dtype in ("float16", "bfloat16")
+        ),
         WindowedRecipe(name="mtp-narrow", seed=20251219, upper_gain=0.03, window=2),
         # Targets that SGLang can run under DP attention; the second draft is wider than its target. Its own states fill
         # half of its width, so the copying heads take more of them away than of features: hence its state_gain.
@@ -138,6 +145,7 @@ RECIPES: dict[str, Recipe] = {
         LatentRecipe(name="mla-apart512", seed=20261208, **{**_APART, **_LATENT_512}),
         # Recurrent states beside attention, and a NextN layer for a draft.
         HybridRecipe(name="hybrid-tiny", seed=20250911),
+        DenseHybridRecipe(name="hybrid-dense", seed=20260216),
         TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),
         # Stirred (below): no two tensors are alike, and no two sizes that mean different things are one.
         Recipe(name="eagle-apart", seed=20261150, **_APART, upper_gain=0.03),
@@ -208,7 +216,9 @@ KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
     FiveLayersRecipe: mtp_weights.pair,
     WindowedRecipe: mtp_weights.pair,
     GptOssRecipe: oss_weights.pair,
+    HalfOssRecipe: oss_weights.pair,
     HybridRecipe: hybrid_weights.pair,
+    DenseHybridRecipe: hybrid_weights.pair,
     StepRecipe: step_weights.pair,
     FiveStepLayersRecipe: step_weights.pair,
     LatentRecipe: mla_weights.pair,
@@ -216,7 +226,8 @@ KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
     TrainedRecipe: trained_weights.pair,
     TrainedEagle3Recipe: trained_weights.pair,
 }
-#: The pair to use instead on a device whose kernels are not built for its head width; same vocabulary, same positions.
+#: The pair to use instead on a device whose kernels are not built for its head width, or in a dtype that its config
+#: does not name; same vocabulary, same positions.
 MADE_INSTEAD: dict[tuple[str, str], str] = {
     ("eagle-tiny", "cuda"): "eagle-head64",
     ("eagle-apart", "cuda"): "eagle-apart64",
@@ -225,12 +236,10 @@ MADE_INSTEAD: dict[tuple[str, str], str] = {
     ("mla-tiny", "cuda"): "mla-latent512",
     ("mla-next", "cuda"): "mla-next512",
     ("mla-apart", "cuda"): "mla-apart512",
-}
-#: Pairs without such a pair, and why an engine must not be started with them: it would die at its start.
-UNFIT: dict[tuple[str, str], str] = {
-    (name, "cuda"): "SGLang makes attention weights of gpt-oss in the dtype that the checkpoint's config names, here "
-    "float32, whatever --dtype says"
-    for name in ("oss-tiny", "oss-narrow")
+    ("oss-tiny", "float16"): "oss-float16",
+    ("oss-tiny", "bfloat16"): "oss-bfloat16",
+    ("oss-narrow", "float16"): "oss-narrow-float16",
+    ("oss-narrow", "bfloat16"): "oss-narrow-bfloat16",
 }
 
 #: Pairs whose MTP layers read each other's output.
@@ -239,9 +248,9 @@ CHAINED = frozenset(name for name, recipe in RECIPES.items() if isinstance(recip
 DRAFT_LAYERS = {name: recipe.draft_layers for name, recipe in RECIPES.items() if isinstance(recipe, MtpRecipe)}
 
 
-def on_device(name: str, device: str) -> str:
-    """The pair that an engine on `device` loads for a scenario that names `name`."""
-    return MADE_INSTEAD.get((name, device), name)
+def on_device(name: str, device: str, dtype: str = "") -> str:
+    """The pair that an engine on `device` loads for a scenario that names `name`, where it computes in `dtype`."""
+    return MADE_INSTEAD.get((name, device)) or MADE_INSTEAD.get((name, dtype), name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from cases.boots import (
     ADAPTIVE_BOOTS,
     BOOTS,
     DP_BOOTS,
+    DRAWN,
     EAGLE3_BOOTS,
     HOSTED,
     HOT_BOOTS,
@@ -91,7 +92,7 @@ _EAGLE = Family(
     name="eagle",
     why="EAGLE-1 chains: the default set of three steps, and five steps on a pool that is outgrown",
     scenarios=(*default_scenarios(), *_apart(BOOTS["apart"])),
-    boots=(*BOOTS.values(), STATES),
+    boots=(*BOOTS.values(), STATES, DRAWN),
     coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
@@ -161,8 +162,11 @@ _DP = Family(
         ),
     ),
     boots=tuple(DP_BOOTS.values()),
-    # How ranks pad is the release's choice.
-    coverage_points=(*(name for name in names(Where.RANKS) if not name.startswith("padded_")), *OF_PARTS),
+    # How ranks pad is the release's choice, and older ones have no coordination.
+    coverage_points=(
+        *(name for name in names(Where.RANKS) if not name.startswith("padded_") and name != "verify_beside_prefill"),
+        *OF_PARTS,
+    ),
 )
 
 _TP = Family(
@@ -388,10 +392,14 @@ _HICACHE = Family(
 
 _RECURRENT = Family(
     name="recurrent",
-    why="a Qwen3-Next style target, whose gated delta networks keep a recurrent state, with its own MTP layer",
+    why="Qwen3-Next and Qwen3.5 style targets: gated delta networks keep a recurrent state; with their own MTP layer",
     scenarios=(
         *recurrent_shapes(RECURRENT["hybrid"], only=SHAPES),
-        *(one for name in ("hybrid-cache", "hybrid-long", "hybrid-tree") for one in recurrent_shapes(RECURRENT[name])),
+        *(
+            one
+            for name in ("hybrid-cache", "hybrid-long", "hybrid-tree", "hybrid-dense")
+            for one in recurrent_shapes(RECURRENT[name])
+        ),
         *parts(RECURRENT["hybrid-pool"], prefix="hybrid-pool-"),
     ),
     boots=tuple(RECURRENT.values()),

@@ -7,7 +7,7 @@ configurations are a short fixed list, since a reboot is what costs; everything 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 
 from hypothesis import strategies as st
@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from cases import templates, templates_answers, templates_handoff, templates_rules, templates_texts
 from cases.asking import asking
 from cases.boots import Boot
-from cases.kit import TEMPLATES, Kit, Opening, possible, shortest_life
-from harness.contract.requests import OF_LOGPROBS, RequestSpec
+from cases.kit import TEMPLATES, Kit, Opening, possible, shortest_life, turns
+from harness.checks.logprobs import LOOSE
+from harness.contract.requests import ADJUSTING, CUTTING, OF_LOGPROBS, RequestSpec
 from harness.contract.scenario import Scenario
 
 #: Importing them registers their templates.
@@ -24,6 +25,8 @@ ROOMS = (templates, templates_answers, templates_handoff, templates_rules, templ
 MOST_REQUESTS = 5
 #: What a request returns whose text two models may write: no reference says log-probabilities of that.
 WITHOUT_LOGPROBS = {name: RequestSpec.model_fields[name].default for name in ("return_logprob", *OF_LOGPROBS)}
+#: What a witness does not know: how a token is drawn or ruled out, and what comes back beside it.
+BESIDE_TOKENS = ("temperature", "custom_params", *ADJUSTING, *CUTTING, *WITHOUT_LOGPROBS, "return_hidden_states")
 
 
 @st.composite
@@ -38,8 +41,7 @@ def scenarios(draw: st.DrawFn, boot: Boot, *, template: str | None = None, quiet
 
 def generate(boot: Boot, *, count: int, seed: int) -> list[Scenario]:
     """The first `count` scenarios of a seed, the templates alternating in an order that the seed decides."""
-    order = possible(boot)
-    Random(f"{boot.name} {seed}").shuffle(order)
+    order = turns(boot, Random(f"{boot.name} {seed}"))
     return [
         build(
             Random(f"{boot.name} {seed} {number}"),
@@ -49,6 +51,19 @@ def generate(boot: Boot, *, count: int, seed: int) -> list[Scenario]:
         )
         for number in range(count)
     ]
+
+
+def greedy(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
+    """Each with requests of greedy tokens alone, which is what a witness follows; not those that are about more."""
+    plain = {key: RequestSpec.model_fields[key].default for key in BESIDE_TOKENS}
+    about_more = {
+        name
+        for name, one in TEMPLATES.items()
+        if one.build.__module__ in (templates_answers.__name__, templates_rules.__name__)
+    }
+    for one in scenarios:
+        if about_more.isdisjoint(one.wants):
+            yield one.model_copy(update={"requests": tuple(each.model_copy(update=plain) for each in one.requests)})
 
 
 def build(
@@ -81,6 +96,8 @@ def build(
 
 def _asked(kit: Kit, opening: Opening, *, quiet: bool) -> tuple[RequestSpec, ...]:
     own = kit.timeline.requests if quiet else _with_keys(kit, opening)
+    if kit.boot.engine.rejection_sampling:
+        own = tuple(templates_rules.sampling(request, kit.random) for request in own)
     asked = asking(kit.random, kit.boot, own, cached=opening.cached)
     updates = [step for step, op in kit.timeline.ops if op.kind == "update"]
     before = {one.rid for step, one in kit.timeline.arrivals if updates and step <= max(updates)}
@@ -90,17 +107,24 @@ def _asked(kit: Kit, opening: Opening, *, quiet: bool) -> tuple[RequestSpec, ...
 def _with_keys(kit: Kit, opening: Opening) -> tuple[RequestSpec, ...]:
     """Of every second scenario, whatever its template, some requests sample or ask for more; drawn last of all.
 
-    Not those that the template needs as they are, for the lengths of what they accept; and one that drafts stays.
+    Not those that the template needs as they are, for the lengths of what they accept or for log-probabilities, which
+    nobody follows beside some keys; and one that drafts stays.
     """
     own = kit.timeline.requests
     if not templates_rules.single(kit.boot) or kit.chance():
         return own
     asked = [
-        request if request.rules else templates_rules.perhaps_asking(request, kit.boot, kit.random) for request in own
+        request if request.rules else _judged(request, templates_rules.perhaps_asking(request, kit.boot, kit.random))
+        for request in own
     ]
     if (plain := _drafting(kit, own)) and not _drafting(kit, asked):
         asked[own.index(plain[0])] = plain[0]
     return tuple(asked)
+
+
+def _judged(own: RequestSpec, drawn: RequestSpec) -> RequestSpec:
+    """Whatever was drawn, unless the template's own log-probabilities are not judged beside it."""
+    return own if own.return_logprob and {*LOOSE} & {*drawn.asked} else drawn
 
 
 def _bystanders(kit: Kit, *, calm: int) -> None:

@@ -1,5 +1,7 @@
 """The Qwen3-Next style pair: gated delta networks with gated attention between them, experts, and one MTP layer.
 
+The Qwen3.5 style one has a dense MLP in their place, and the same projections in four parts.
+
 The MTP layer is the target's first layer of attention behind norms and a projection that pass the token through and mix
 the handed-over state in; layers with a recurrent state before and behind it are the disagreement. No matrix product
 takes part. This module must not import sglang, transformers or torch.
@@ -40,10 +42,12 @@ def _delta(noise: Noise, recipe: HybridRecipe) -> Weights:
     """A layer that remembers some dozen rows: its decay is near one."""
     r, unit = recipe, recipe.hidden**-0.5
     keys, values = r.delta_key_heads * r.delta_key, r.delta_value_heads * r.delta_value
-    part = "linear_attn."
+    part, heads = "linear_attn.", r.delta_value_heads
+    into = {"qkvz": 2 * keys + 2 * values, "ba": 2 * heads}
+    if not r.experts:
+        into = {"qkv": 2 * keys + values, "z": values, "b": heads, "a": heads}
     return {
-        f"{part}in_proj_qkvz.weight": noise.draw(2 * keys + 2 * values, r.hidden, std=unit),
-        f"{part}in_proj_ba.weight": noise.draw(2 * r.delta_value_heads, r.hidden, std=unit),
+        **{f"{part}in_proj_{name}.weight": noise.draw(width, r.hidden, std=unit) for name, width in into.items()},
         f"{part}conv1d.weight": noise.draw(2 * keys + values, 1, r.delta_conv, std=0.5),
         f"{part}dt_bias": noise.draw(r.delta_value_heads, std=0.5),
         f"{part}A_log": noise.draw(r.delta_value_heads, std=0.5) - np.float32(3.0),
@@ -72,10 +76,12 @@ def _mlp(noise: Noise, recipe: HybridRecipe, *, gain: float) -> Weights:
     made: Weights = {
         "input_layernorm.weight": np.zeros(r.hidden, dtype=np.float32),
         "post_attention_layernorm.weight": np.zeros(r.hidden, dtype=np.float32),
-        "mlp.gate.weight": noise.draw(r.experts, r.hidden, std=unit),
-        "mlp.shared_expert_gate.weight": noise.draw(1, r.hidden, std=unit),
     }
-    shares = {"shared_expert.": 2 * gain} | {f"experts.{one}.": gain * r.expert_gain for one in range(r.experts)}
+    shares = {"": gain}
+    if r.experts:
+        made["mlp.gate.weight"] = noise.draw(r.experts, r.hidden, std=unit)
+        made["mlp.shared_expert_gate.weight"] = noise.draw(1, r.hidden, std=unit)
+        shares = {"shared_expert.": 2 * gain} | {f"experts.{one}.": gain * r.expert_gain for one in range(r.experts)}
     for name, share in shares.items():
         made[f"mlp.{name}gate_proj.weight"] = noise.draw(r.intermediate, r.hidden, std=2 * unit)
         made[f"mlp.{name}up_proj.weight"] = noise.draw(r.intermediate, r.hidden, std=unit)
@@ -98,10 +104,9 @@ def _mtp(noise: Noise, recipe: HybridRecipe, target: Weights) -> Weights:
 
 
 def config(recipe: HybridRecipe) -> dict[str, Any]:
-    """A Qwen3-Next config, every layer of which is a mixture."""
+    """A Qwen3-Next config, every layer of which is a mixture, or a Qwen3.5 one, of which none is."""
     r = recipe
-    return llama_weights.config(r, layers=r.layers) | {
-        "intermediate_size": 2 * r.intermediate,  # of dense layers, of which there is none
+    mixed = llama_weights.config(r, layers=r.layers) | {
         "full_attention_interval": EVERY,
         "partial_rotary_factor": 0.25,
         "linear_conv_kernel_dim": r.delta_conv,
@@ -109,6 +114,13 @@ def config(recipe: HybridRecipe) -> dict[str, Any]:
         "linear_num_key_heads": r.delta_key_heads,
         "linear_num_value_heads": r.delta_value_heads,
         "linear_value_head_dim": r.delta_value,
+    }
+    if not r.experts:
+        turns = {"mrope_interleaved": True, "mrope_section": [4, 2, 2], "rope_type": "default"}
+        turns |= {"rope_theta": mixed.pop("rope_theta"), "partial_rotary_factor": mixed["partial_rotary_factor"]}
+        return mixed | {"rope_parameters": turns, "attn_output_gate": True, "mtp_num_hidden_layers": 1}
+    return mixed | {
+        "intermediate_size": 2 * r.intermediate,  # of dense layers, of which there is none
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
         "moe_intermediate_size": r.intermediate,

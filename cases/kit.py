@@ -151,7 +151,8 @@ class Template:
     """How a coverage point is brought about.
 
     certain: it happens whatever the draws, so the scenario may want it; fits: on which boot configurations it can be;
-    roams: its requests may be on any rank; texts: for engines with a tokenizer, which have templates of their own.
+    roams: its requests may be on any rank; texts: for engines with a tokenizer, which have templates of their own;
+    often: what the boot configurations that it fits are for, so that every second scenario is of it.
     """
 
     build: Callable[[Kit], Opening]
@@ -159,18 +160,26 @@ class Template:
     fits: Callable[[Boot], bool]
     roams: bool
     texts: bool
+    often: bool
 
 
 TEMPLATES: dict[str, Template] = {}
 
 
 def template(
-    *, fits: Callable[[Boot], bool], certain: bool = True, roams: bool = False, texts: bool = False
+    *,
+    fits: Callable[[Boot], bool],
+    certain: bool = True,
+    roams: bool = False,
+    texts: bool = False,
+    often: bool = False,
 ) -> Callable[[Callable[[Kit], Opening]], Callable[[Kit], Opening]]:
     """Decorator: the function's name is the coverage point's name, or one of its own where it is not certain."""
 
     def keep(build: Callable[[Kit], Opening]) -> Callable[[Kit], Opening]:
-        TEMPLATES[build.__name__] = Template(build=build, certain=certain, fits=fits, roams=roams, texts=texts)
+        TEMPLATES[build.__name__] = Template(
+            build=build, certain=certain, fits=fits, roams=roams, texts=texts, often=often
+        )
         return build
 
     return keep
@@ -179,3 +188,12 @@ def template(
 def possible(boot: Boot) -> list[str]:
     """The templates that fit a boot configuration, the simplest first."""
     return [name for name, one in TEMPLATES.items() if one.texts == boot.spelled and one.fits(boot)]
+
+
+def turns(boot: Boot, random: Random) -> list[str]:
+    """The templates of a boot configuration in the order in which generated scenarios take them, over and over."""
+    order = possible(boot)
+    random.shuffle(order)
+    often = [name for name in order if TEMPLATES[name].often]
+    others = [name for name in order if name not in often]
+    return [name for other in others for name in (other, *often)]

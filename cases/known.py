@@ -97,7 +97,7 @@ def _ours() -> tuple[Entry, ...]:
             cells=night.cells,
             expires=night.expires,
             rate=night.rate,
-            devices=one.devices,
+            devices=night.devices or one.devices,
         )
         for one in issues().values()
         for night in one.nights

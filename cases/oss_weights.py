@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cases import eagle3_weights, llama_weights
-from cases.recipes import GptOssRecipe, Noise, Pair, Weights
+from cases.recipes import GptOssRecipe, HalfOssRecipe, Noise, Pair, Weights
 
 BIASED = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -61,12 +61,17 @@ def _experts(noise: Noise, recipe: GptOssRecipe, *, first: bool) -> Weights:
 def config(recipe: GptOssRecipe) -> dict[str, Any]:
     """A gpt-oss config; its rotation is the plain one, where published ones are stretched."""
     kinds = ["full_attention", "sliding_attention"]
-    return llama_weights.config(recipe, layers=recipe.layers) | {
-        "attention_bias": True,
-        "num_local_experts": recipe.experts,
-        "num_experts_per_tok": recipe.experts,
-        "sliding_window": recipe.window,
-        "layer_types": [kinds[layer % 2] for layer in range(recipe.layers)],
-        "rope_scaling": {"rope_type": "default"},
-        "swiglu_limit": 7.0,
-    }
+    half = {"torch_dtype": recipe.dtype} if isinstance(recipe, HalfOssRecipe) else {}
+    return (
+        llama_weights.config(recipe, layers=recipe.layers)
+        | half
+        | {
+            "attention_bias": True,
+            "num_local_experts": recipe.experts,
+            "num_experts_per_tok": recipe.experts,
+            "sliding_window": recipe.window,
+            "layer_types": [kinds[layer % 2] for layer in range(recipe.layers)],
+            "rope_scaling": {"rope_type": "default"},
+            "swiglu_limit": 7.0,
+        }
+    )

@@ -8,10 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cases.boots import ADAPTER_BOOTS, HEADS, HOSTED, HOT_BOOTS, MIXED_BOOTS, MTP, OUTGROWN, WEIGHT_BOOTS
+from cases.boots import (
+    ADAPTER_BOOTS,
+    ADAPTIVE_BOOTS,
+    HEADS,
+    HOSTED,
+    HOT_BOOTS,
+    MIXED_BOOTS,
+    MTP,
+    OUTGROWN,
+    WEIGHT_BOOTS,
+)
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, steps, submit
 from cases.fixed_hicache import host_shapes
-from cases.fixed_ranks import joining
+from cases.fixed_ranks import joining, on_boot
 from cases.fixed_weights import adapter_shapes, weight_shapes
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
@@ -203,7 +213,7 @@ _STRINGS = program(
 
 #: By their names.
 _ASKING: dict[str, dict[str, Any]] = {
-    "bias": {"logit_bias": {"7": 4.0, "30": 4.0, "300": -4.0}},
+    "bias": {"logit_bias": {"7": 8.0, "30": 8.0, "300": -4.0}},
     "other-bias": {"logit_bias": {"9": 4.0, "77": 4.0, "200": -4.0}},
     "top-k": {"temperature": 1.0, "top_k": 3},
     "other-k": {"temperature": 0.6, "top_k": 12},
@@ -252,6 +262,20 @@ _IDLE_BESIDE = program(
     dp_size=2,
     tp_size=2,
 )
+_OF_ITS_OWN_LOGITS = _IDLE_BESIDE.engine.model_copy(update={"enable_dp_lm_head": True})
+
+#: Rank 1 reads a prompt while rank 0 decodes.
+_COORDINATED = program(
+    "verify-beside-prefill",
+    [request("a", 7, seed=11, new=20), request("b", 12, seed=21, new=8, dp_rank=1)],
+    [submit("a"), steps(3), submit("b"), DRAIN],
+    spec=HEADS,
+    wants=["verify_beside_prefill"],
+    checkpoint="qwen3-tiny",
+    dp_size=2,
+    tp_size=2,
+    dp_spec_prefill_coordination=True,
+)
 
 #: Need of a mutant -> what to drive, in this order.
 EXERCISES: dict[str, tuple[Scenario, ...]] = {
@@ -279,6 +303,9 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),
     "dp": (_IDLE_BESIDE,),
+    "dp-lm-head": (_IDLE_BESIDE.model_copy(update={"engine": _OF_ITS_OWN_LOGITS}),),
+    "coordinated": (_COORDINATED,),
+    "adaptive": tuple(on_boot(ADAPTIVE_BOOTS["adaptive"], only=("four-together",))),
     "tp": (_together("together-tp", tp_size=2),),
     "handoff": (_together("together-handed-over", disaggregation=True, max_running_requests=4, max_total_tokens=160),),
     "sampled": (_SAMPLED,),

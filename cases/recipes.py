@@ -99,6 +99,7 @@ class MtpRecipe(Recipe):
     """A MiMo-V2 style target with MTP layers (see cases.mtp_weights)."""
 
     algorithm: ClassVar[str] = "MTP"
+    dp_attention: ClassVar[bool] = True
     #: in the checkpoint: the most steps a scenario may ask for
     draft_layers: ClassVar[int] = 4
 
@@ -130,6 +131,7 @@ class StepRecipe(MtpRecipe):
     layer's head lies from the target's.
     """
 
+    dp_attention: ClassVar[bool] = False
     target_architecture: ClassVar[str] = "Step3p5ForCausalLM"
     target_type: ClassVar[str] = "step3p5"
 
@@ -205,6 +207,16 @@ class HybridRecipe(Recipe):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DenseHybridRecipe(HybridRecipe):
+    """A Qwen3.5 style pair: dense MLPs, and projections of the gated delta networks apart."""
+
+    target_architecture: ClassVar[str] = "Qwen3_5ForCausalLM"
+    target_type: ClassVar[str] = "qwen3_5_text"
+
+    experts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GptOssRecipe(Eagle3Recipe):
     """A pair with a gpt-oss style target: windows in every other layer, sinks, biases, experts (see cases.oss_weights).
 
@@ -219,6 +231,14 @@ class GptOssRecipe(Eagle3Recipe):
     window: int = 12
     experts: int = 2
     expert_gain: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfOssRecipe(GptOssRecipe):
+    """The same weights for half precision: SGLang makes gpt-oss layers in the dtype that the config names, whatever
+    --dtype says."""
+
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

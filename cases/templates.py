@@ -10,7 +10,8 @@ from cases.boots import MOST_WAITING, Boot
 from cases.fixed import never
 from cases.fixed_weights import update
 from cases.kit import CONTEXT, DECODING, LONGEST_PROMPT, MOST_NEW, Kit, Opening, template
-from harness.contract.admission import reserved
+from harness.contract.admission import reserved, reserved_slots
+from harness.contract.scenario import room
 
 
 def _alone(boot: Boot) -> bool:
@@ -53,6 +54,10 @@ def _paged(boot: Boot) -> bool:
 
 def _ranked(boot: Boot) -> bool:
     return _alone(boot) and boot.engine.dp_size > 1
+
+
+def _coordinated(boot: Boot) -> bool:
+    return _ranked(boot) and boot.engine.dp_spec_prefill_coordination
 
 
 def _queued(boot: Boot) -> bool:
@@ -143,7 +148,7 @@ def chunked_back_to_back(kit: Kit) -> Opening:
     return Opening(calm=6)
 
 
-@template(fits=_mixed)
+@template(fits=_mixed, often=True)
 def mixed_batch(kit: Kit) -> Opening:
     """A prompt that arrives, in chunks or whole, while one or two requests run."""
     for _ in range(kit.integer(1, 2)):
@@ -152,7 +157,7 @@ def mixed_batch(kit: Kit) -> Opening:
     return Opening(calm=DECODING + 1)
 
 
-@template(fits=_adapted)
+@template(fits=_adapted, often=True)
 def adapters_in_one_batch(kit: Kit) -> Opening:
     """Two or three that meet, each with another adapter, or with none."""
     for name in kit.random.sample(kit.adapters, kit.integer(2, len(kit.adapters))):
@@ -161,7 +166,7 @@ def adapters_in_one_batch(kit: Kit) -> Opening:
     return Opening(calm=DECODING + 2)
 
 
-@template(fits=_updated)
+@template(fits=_updated, often=True)
 def updated_while_running(kit: Kit) -> Opening:
     """One or two that run when their engine gets other weights, and one that begins as an earlier one, behind that."""
     for _ in range(kit.integer(1, 2)):
@@ -172,7 +177,7 @@ def updated_while_running(kit: Kit) -> Opening:
     return Opening(calm=step + 1)
 
 
-@template(fits=_adaptive, certain=False)
+@template(fits=_adaptive, certain=False, often=True)
 def steps_raised(kit: Kit) -> Opening:
     """Requests that come one after another, so that batches of each size decide."""
     for place in range(kit.integer(2, 4)):
@@ -403,6 +408,25 @@ def context_limit(kit: Kit) -> Opening:
     return Opening(calm=kit.chunks(length), protected=("r0",))
 
 
+@template(fits=lambda boot: _roomy(boot) and boot.spec.eagle_topk == 1, certain=False)
+def unlimited_ended(kit: Kit) -> Opening:
+    """A fourth of all tokens stops it; a tree's writes past its row where none comes (F-025)."""
+    prompt = kit.prompt(kit.length())
+    stops = tuple(range(kit.integer(0, 3), kit.boot.vocab, 4))
+    long = kit.request(prompt, new=room(len(prompt), kit.boot.engine))
+    kit.timeline.arrive(0, long.model_copy(update={"unlimited": True, "stop_token_ids": stops}))
+    return Opening(calm=kit.chunks(len(prompt)) + 1, protected=("r0",))
+
+
+@template(fits=lambda boot: _roomy(boot) and boot.engine.dp_size == 1)
+def samples_of_one_prompt(kit: Kit) -> Opening:
+    length = kit.length()
+    several = kit.request(kit.prompt(length), new=kit.long_run())
+    asked = {"n": kit.integer(2, 3), "temperature": kit.random.choice((0.7, 1.0, 1.3))}
+    kit.timeline.arrive(0, several.model_copy(update=asked))
+    return Opening(calm=kit.chunks(length) + DECODING, protected=("r0",), events=False)
+
+
 @template(fits=_alone)
 def too_long_refused(kit: Kit) -> Opening:
     """One that runs, and one that is longer than SGLang admits by no more than it keeps for drafts."""
@@ -421,7 +445,13 @@ def full_queue_refused(kit: Kit) -> Opening:
     return Opening(calm=2, protected=(made[-1].rid,))
 
 
-@template(fits=_tight)
+def _exhaustible(boot: Boot) -> bool:
+    """Where a request that SGLang cuts to the pool, less a page or so, has no room for its last round: two are
+    reserved, of which it may fill one."""
+    return _tight(boot) and reserved_slots(boot.spec) - (boot.spec.most_steps + 1) > boot.engine.page_size + 1
+
+
+@template(fits=_exhaustible)
 def outgrew_the_pool(kit: Kit) -> Opening:
     """So long that SGLang cuts what is to come to the pool's size, where no draft fits behind it any more."""
     room = kit.boot.engine.max_total_tokens
@@ -578,12 +608,17 @@ def idle_from_the_start(kit: Kit) -> Opening:
     return Opening(calm=2)
 
 
-@template(fits=_ranked)
+@template(fits=lambda boot: _ranked(boot) and not _coordinated(boot))
 def held_idle_by_prefill(kit: Kit) -> Opening:
     """A prompt that arrives while another rank decodes."""
     kit.arrive(0, kit.length(1, kit.chunk), new=kit.long_run())
     kit.arrive(2, kit.length(), beside=True)
     return Opening(calm=3)
+
+
+@template(fits=_coordinated, often=True)
+def verify_beside_prefill(kit: Kit) -> Opening:
+    return held_idle_by_prefill(kit)
 
 
 @template(fits=_ranked)

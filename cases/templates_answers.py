@@ -62,6 +62,12 @@ def streamed_in_pieces(kit: Kit) -> Opening:
     return Opening(calm=2, protected=("r0",))
 
 
+@template(fits=_alone)
+def streamed_by_interval(kit: Kit) -> Opening:
+    length = _asks(kit, stream=True, stream_interval=kit.integer(2, 6), return_logprob=kit.chance())
+    return Opening(calm=kit.chunks(length) + 2, protected=("r0",))
+
+
 @template(fits=_telling, certain=False)
 def accepted_run_states(kit: Kit) -> Opening:
     for _ in range(kit.integer(1, 2)):

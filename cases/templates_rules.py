@@ -59,6 +59,12 @@ def perhaps_asking(request: RequestSpec, boot: Boot, random: Random) -> RequestS
     return asked if keys else asked.model_copy(update={"temperature": random.choice((0.0, 0.7, 1.0))})
 
 
+def sampling(request: RequestSpec, random: Random) -> RequestSpec:
+    """The request, or with a temperature if it was greedy."""
+    drawn = random.choice((0.7, 1.0, 1.3))
+    return request if request.temperature else request.model_copy(update={"temperature": drawn})
+
+
 def single(boot: Boot) -> bool:
     """One engine and one rank: with more, these keys were not driven yet."""
     return not boot.engine.disaggregation and boot.engine.dp_size == 1
@@ -97,7 +103,7 @@ def first_token_by_rule(kit: Kit) -> Opening:
     return _beside(kit, kit.random.choice(("top_k", "logit_bias")))
 
 
-@template(fits=_alike)
+@template(fits=lambda boot: _alike(boot) and not boot.engine.rejection_sampling)
 def sampled_beside_greedy(kit: Kit) -> Opening:
     return _beside(kit, kit.random.choice(CUTTING))
 

@@ -60,9 +60,10 @@ def stopped(request: RequestSpec, random: Random) -> RequestSpec:
 
 
 def perhaps_held(request: RequestSpec, random: Random) -> RequestSpec:
-    """A third of the requests as they are, a third with a grammar, a third with stop strings."""
+    """A third as they are, a third with a grammar, a third with stop strings; those with stop ids perhaps not soon."""
     if request.stop_token_ids:
-        return request
+        least = random.randint(0, min(6, request.max_new_tokens))
+        return request.model_copy(update={"min_new_tokens": least})
     chosen = random.choice(("", "regex", "json_schema", "ebnf", "stop", "stop"))
     if chosen == "stop":
         return stopped(request, random)
@@ -129,6 +130,15 @@ def constrained_after_retraction(kit: Kit) -> Opening:
 def grammar_ends_text(kit: Kit) -> Opening:
     """A text that is whole after a few tokens; then only EOS may follow."""
     return _beside(kit, "regex", regex=f"[a-z]{{1,{kit.integer(2, 8)}}}")
+
+
+@template(fits=_spelled, texts=True)
+def verify_by_min_new_tokens(kit: Kit) -> Opening:
+    """A request that would soon stop."""
+    asked = kit.request(kit.prompt(kit.length(1, 40)), new=kit.long_run())
+    kept = {"stop_token_ids": kit.stop_ids(), "min_new_tokens": kit.integer(2, 12)}
+    kit.timeline.arrive(0, asked.model_copy(update={**kept, "temperature": kit.random.choice((0.0, 0.8))}))
+    return Opening(calm=4, protected=("r0",), events=False)
 
 
 @template(fits=_thinks, certain=False, texts=True)

@@ -8,7 +8,7 @@ Shapes: n tree nodes, V vocabulary, k steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,8 +51,10 @@ def decide(
     if not rules.greedy and known.uniforms is None and known.committed:
         return Decided(walk=Walk(nodes=(-1,) * len(known.committed), tokens=known.committed))
 
+    lines = [(line, counts(line)) for line in _lines(tree, generated)]
+
     def by(rules: Rules) -> Walk:
-        return _walk(tree, logits, known, rules, map(counts, _lines(tree, generated)), most=most, drafted=drafted)
+        return _walk(tree, logits, known, rules, lines, most=most, drafted=drafted)
 
     def right(walk: Walk) -> bool:
         return walk.tokens[: len(known.committed)] == known.committed  # older workers cut where a request ends
@@ -76,7 +78,7 @@ def _walk(
     logits: Tensor,
     known: Conditions,
     rules: Rules,
-    lines: Iterable[Sequence[int]],
+    lines: Sequence[tuple[Sequence[int], Sequence[int]]],
     *,
     most: int,
     drafted: np.ndarray,
@@ -85,11 +87,11 @@ def _walk(
         choices = known.choices or [best(row, 1)[0] for row in logits]
         return greedy_walk(tree.tokens, tree.parents, choices)
     if rules.greedy:
-        chosen = [_best_of(rules.adjusted(row, line)) for row, line in zip(logits, lines, strict=True)]
+        chosen = [_best_of(rules.adjusted(row, *line)) for row, line in zip(logits, lines, strict=True)]
         walk = greedy_walk(tree.tokens, tree.parents, [token for token, _ in chosen])
         return replace(walk, margin=min(chosen[node][1] for node in walk.nodes))
     assert known.uniforms is not None
-    answers = [rules.distribution(row, line) for row, line in zip(logits, lines, strict=True)]
+    answers = [rules.distribution(row, *line) for row, line in zip(logits, lines, strict=True)]
     target = np.stack([probabilities for probabilities, _ in answers])
     if known.uniforms.rejection:
         walk = rejection_walk(tree.tokens, target, drafted, known.uniforms)
@@ -104,17 +106,19 @@ def _best_of(row: Tensor) -> tuple[int, float]:
     return one, float(row[one] - row[other])
 
 
-def first(logits: Tensor, rules: Rules, generated: Sequence[int], taken: int | None) -> Decided:
+def first(
+    logits: Tensor, rules: Rules, generated: Sequence[int], taken: int | None, counted: Sequence[int] | None = None
+) -> Decided:
     """The token after a prompt's last row [V]. A sampled one may be any that is left; no uniform number is known.
 
-    taken: what the other side took, None where that is not known.
+    taken: what the other side took, None where that is not known. counted: see Rules.adjusted.
     """
 
     def by(rules: Rules) -> Walk:
         if rules.greedy:
-            token, margin = _best_of(rules.adjusted(logits, generated))
+            token, margin = _best_of(rules.adjusted(logits, generated, counted))
             return Walk(nodes=(0,), tokens=(token,), margin=margin)
-        left, slack = rules.distribution(logits, generated)
+        left, slack = rules.distribution(logits, generated, counted)
         token = taken if taken is not None and left[taken] > 0 else int(left.argmax())
         return Walk(nodes=(0,), tokens=(token,), margin=slack)
 

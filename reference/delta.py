@@ -2,8 +2,8 @@
 
 Written from Gated DeltaNet (arXiv 2412.06464) section 3 as the recurrence that it is, one row after the other:
 S' = a S (1 - b k k^T) + b v k^T, o = S' q, with q, k and v behind a short convolution along the text and q and k of
-length one. How Qwen3-Next lays its projections out is from its published config, weight names and modelling code. A
-branch starts from the matrix behind the rows it sees; that one is made again from what the rows put into it.
+length one. How Qwen3-Next and Qwen3.5 lay their projections out is from published configs, weight names and modelling
+code. A branch starts from the matrix behind the rows it sees; that one is made again from what the rows put into it.
 
 Shapes: T kept and m new rows, J = T + m, h hidden width, H value heads, K key heads, n and v width of a key and
 value, C = 2Kn + Hv channels, w width of the convolution.
@@ -27,7 +27,10 @@ EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSizes:
-    """K, H, n, v and w, and the h around them. eps: of the norm behind the heads."""
+    """K, H, n, v and w, and the h around them. eps: of the norm behind the heads.
+
+    apart: projections stand in four parts, qkv, z, b and a, as Qwen3.5 has them; else in two, key head by key head.
+    """
 
     hidden: int
     key_heads: int
@@ -36,6 +39,7 @@ class DeltaSizes:
     value: int
     conv: int
     eps: float
+    apart: bool = False
 
     @property
     def channels(self) -> int:
@@ -88,8 +92,12 @@ class DeltaMixer:
         c, take = sizes, weights.take
         self.sizes = sizes
         values = c.value_heads * c.value
-        self.qkvz = take(f"{prefix}in_proj_qkvz.weight", c.channels + values, c.hidden)
-        self.ba = take(f"{prefix}in_proj_ba.weight", 2 * c.value_heads, c.hidden)
+        parts = (
+            {"qkv": c.channels, "z": values, "b": c.value_heads, "a": c.value_heads}
+            if c.apart
+            else {"qkvz": c.channels + values, "ba": 2 * c.value_heads}
+        )
+        self.into = [take(f"{prefix}in_proj_{name}.weight", width, c.hidden) for name, width in parts.items()]
         self.conv = take(f"{prefix}conv1d.weight", c.channels, 1, c.conv)
         self.step_bias = take(f"{prefix}dt_bias", c.value_heads)
         self.log_rate = take(f"{prefix}A_log", c.value_heads)
@@ -116,12 +124,15 @@ class DeltaMixer:
         )
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x [m,h] -> mixed [m,C], z [m,H,v], b [m,H], a [m,H]; published weights hold them key head by key head."""
+        """x [m,h] -> mixed [m,C], z [m,H,v], b [m,H], a [m,H]."""
         c, rows = self.sizes, len(x)
+        said = [linear(x, weight) for weight in self.into]
+        if c.apart:
+            return said[0], said[1].view(rows, c.value_heads, c.value), said[2], said[3]
         each = c.value_heads // c.key_heads
-        parts = linear(x, self.qkvz).view(rows, c.key_heads, -1)
+        parts = said[0].view(rows, c.key_heads, -1)
         q, k, v, z = torch.split(parts, [c.key, c.key, each * c.value, each * c.value], dim=-1)
-        b, a = torch.split(linear(x, self.ba).view(rows, c.key_heads, -1), [each, each], dim=-1)
+        b, a = torch.split(said[1].view(rows, c.key_heads, -1), [each, each], dim=-1)
         mixed = torch.cat([part.reshape(rows, -1) for part in (q, k, v)], dim=-1)
         return mixed, z.reshape(rows, c.value_heads, c.value), b.reshape(rows, -1), a.reshape(rows, -1)
 

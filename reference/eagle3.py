@@ -119,7 +119,8 @@ class Eagle3Head:
                 f"{target.hidden}, this draft of {variant.vocab} and {h}"
             )
         self.target_ids = self._target_ids(weights).to(target.device)
-        self.embedding = own_embedding(weights, f"{outer}embed_tokens.weight", h, target)
+        embedding = f"{outer}embed_tokens.weight"
+        self.embedding = own_embedding(weights, embedding if embedding in weights else "embed_tokens.weight", h, target)
         if self.embedding is None and h != target.hidden:
             raise DamagedError(f"{weights.path}: has no embed_tokens.weight; the target's is {target.hidden} wide")
         own = self.embedding is not None and h == target.hidden

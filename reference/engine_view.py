@@ -1,15 +1,16 @@
 """The only access of the reference to an engine's trace.
 
-It may see which rounds happened, whether the scheduler overlapped them, how many rows ran once more in them, the
-committed tokens, what the engine chose and fed at each step, and the uniform numbers that decided a sampled verify, and
-nothing else: no positions, no cache slots, no hidden states, no logits. What is missing, incomplete or not a token id
-is reported as unknown (an empty tuple or None), so a broken trace can never break the reference. This module must
-not judge.
+It may see which rounds happened, whether the scheduler overlapped them and when it was paused, how many rows ran once
+more in them, the committed tokens, what the engine chose and fed at each step, and the uniform numbers that decided a
+sampled verify, and nothing else: no positions, no cache slots, no hidden states, no logits. What is missing, incomplete
+or not a token id is reported as unknown (an empty tuple or None), so a broken trace can never break the reference. This
+module must not judge.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,12 +38,25 @@ class Conditions:
     committed: tuple[int, ...] = ()
 
 
+def _paused(trace: Trace) -> Iterator[int]:
+    """Scheduler steps from each pause to what ends it."""
+    begun: int | None = None
+    for event in trace.events:
+        if event.name == "pause":
+            begun = event.scheduler_step
+        elif event.name == "resume" and begun is not None:
+            yield from range(begun, event.scheduler_step)
+            begun = None
+
+
 class EngineView:
     """An engine trace, by request and round."""
 
     def __init__(self, trace: Trace, spec: SpecConfig, vocab: int) -> None:
         self._rows, self._spec, self._vocab = trace.rows, spec, vocab
         self.overlap = bool(trace.header.get("overlap"))
+        #: scheduler steps in which nothing ran and nothing that was in flight came back
+        self.paused = frozenset(_paused(trace))
         self._ended = {end.rid for end in trace.ends}
         self._uniforms = {
             (event.dp_rank, event.data["round"], rid): (event.data, own)

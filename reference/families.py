@@ -8,7 +8,7 @@ compute anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ EXACT = ("e_score_correction_bias", "A_log", "dt_bias")
 class Family:
     """What a config describes. attention: of layer i. centred: norms are stored less one.
 
-    join, draft: its next-token layer's parts, and the prefix of that layer's weights.
+    join, draft: its next-token layer's parts, and the prefix of that layer's weights. alone: nothing else is there.
     """
 
     config: Config
@@ -54,6 +54,7 @@ class Family:
     centred: bool = False
     join: Join | None = None
     draft: str = ""
+    alone: bool = False
 
     def weights(self, path: Path, dtype: torch.dtype, device: torch.device | str) -> Weights:
         """The folder's tensors, norms as they are multiplied."""
@@ -161,7 +162,21 @@ def read_qwen3_moe(raw: Raw) -> Family:
     return Family(config=read_sizes(raw), attention=_same(heads), mixture=mixture, join=QWEN, draft="mtp.layers.0.")
 
 
+def read_qwen3_5(raw: Raw) -> Family:
+    """Qwen3-Next with dense MLPs and projections apart; a text's rows have one place in all three of its rotations."""
+    scaling = scaling_of(raw)
+    _only(raw, {"attn_output_gate": True, "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False})
+    for key in ("mrope_section", "mrope_interleaved", "partial_rotary_factor"):
+        scaling.get(key)
+    return _delta(raw, dense(raw), apart=True)
+
+
 def read_qwen3_next(raw: Raw) -> Family:
+    """Every layer a mixture."""
+    return _delta(raw, read_qwen(raw))
+
+
+def _delta(raw: Raw, mixture: Mixture, *, apart: bool = False) -> Family:
     """Gated delta networks, and gated attention in every full_attention_interval-th layer and the next-token layer."""
     _no_window(raw)
     config, every = read_sizes(raw), raw.get("full_attention_interval", 4)
@@ -181,6 +196,7 @@ def read_qwen3_next(raw: Raw) -> Family:
         value=raw["linear_value_head_dim"],
         conv=raw["linear_conv_kernel_dim"],
         eps=config.eps,
+        apart=apart,
     )
 
     def attention(weights: Weights, prefix: str, number: int | None) -> Attends:
@@ -191,7 +207,7 @@ def read_qwen3_next(raw: Raw) -> Family:
     return Family(
         config=config,
         attention=attention,
-        mixture=read_qwen(raw),
+        mixture=mixture,
         centred=True,
         join=QWEN,
         draft="mtp.layers.0.",
@@ -281,6 +297,8 @@ def read_gpt_oss_family(raw: Raw) -> Family:
     return Family(config=config, attention=attention, mixture=read_gpt_oss(raw))
 
 
+#: Of a next-token layer in a folder of its own, layer 0 of one: what SGLang calls it, behind a family's name.
+ALONE = "NextN"
 FAMILIES: dict[str, Callable[[Raw], Family]] = {
     "DeepseekV2ForCausalLM": read_deepseek,
     "DeepseekV3ForCausalLM": read_deepseek,
@@ -288,6 +306,7 @@ FAMILIES: dict[str, Callable[[Raw], Family]] = {
     "Qwen2MoeForCausalLM": read_qwen2_moe,
     "Qwen3MoeForCausalLM": read_qwen3_moe,
     "Qwen3NextForCausalLM": read_qwen3_next,
+    "Qwen3_5ForCausalLM": read_qwen3_5,
     "Glm4MoeForCausalLM": read_glm,
     "Glm4MoeLiteForCausalLM": read_deepseek,
     "MiMoForCausalLM": read_mimo,
@@ -296,12 +315,19 @@ FAMILIES: dict[str, Callable[[Raw], Family]] = {
 }
 
 
+#: Those that are published so.
+OWN_FOLDERS = tuple(f"{name}{ALONE}" for name in ("DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"))
+
+
 def read(path: Path) -> Family:
     """What `path`/config.json describes; CheckpointError if that is not built here."""
     keys = Keys.read(path)
-    architecture = of_architecture(keys.file, keys, *FAMILIES)
+    architecture = of_architecture(keys.file, keys, *FAMILIES, *OWN_FOLDERS)
     with all_keys(keys.file, architecture):
-        family = FAMILIES[architecture](keys)
+        family = FAMILIES[architecture.removesuffix(ALONE)](keys)
+        if architecture in OWN_FOLDERS:
+            _only(keys, {"num_hidden_layers": 1})
+            family = replace(family, join=behind(0), draft="model.layers.0.", alone=True)
         keys.refuse("hidden_act", but="silu")
         keys.refuse("mlp_bias", but=False)
         _one_at_most(keys)
@@ -324,8 +350,9 @@ def load_head(path: Path, target: Target, *, held: torch.dtype | None = None) ->
     family = read(path)
     if family.join is None:
         raise CheckpointError(f"{path}: {family.config.architecture} has no next-token layer")
-    a_pair(path, family.config, vocab=target.vocab, hidden=target.hidden, layers=target.layers)
+    layers = None if family.alone else target.layers
+    a_pair(path, family.config, vocab=target.vocab, hidden=target.hidden, layers=layers)
     weights = family.weights(path, held or target.dtype, target.device)
     head = NextNHead(weights, family.join, family.layer(weights, family.draft, None), target, family.config.eps)
-    weights.all_taken(but=[name for name in weights if not family.beside(name)])
+    weights.all_taken(but=[name for name in weights if not (family.alone or family.beside(name))])
     return head

@@ -46,12 +46,14 @@ class Language:
             from llguidance import LLMatcher, LLTokenizer
         except ImportError as error:
             raise NoLanguageError("llguidance is not installed") from error
-        tokens = LLTokenizer(spelling.content, n_vocab=vocab, eos_token=list(ends), slices=[])
+        content = spelling.plain(ends)
+        tokens = LLTokenizer(content, n_vocab=vocab, eos_token=list(ends), slices=[])
         self._start = LLMatcher(tokens, _grammar(request))
         if wrong := self._start.get_error():
             raise NoLanguageError(f"llguidance does not read its grammar: {wrong.splitlines()[0]}")
         self._vocab, self._ends, self._begins = vocab, frozenset(ends), begins
-        self.unspelled = tuple(sorted({*spelling.added} - self._ends))
+        self._escapes = _Escapes(spelling, vocab) if request.json_schema is not None else None
+        self.unspelled = tuple(sorted({*spelling.added} - self._ends)) if content == spelling.content else ()
 
     def allowed(self, output: Sequence[int]) -> np.ndarray | None:
         """bool [V] behind an output; None where it says nothing: no text of the language, a whole one, or none yet."""
@@ -61,13 +63,15 @@ class Language:
             output = output[list(output).index(self._begins) + 1 :]
         if self._ends & set(output):
             return None
-        matcher = self._start.deep_copy()
-        if output and matcher.try_consume_tokens(list(output)) < len(output):
+        matcher, read = self._start.deep_copy(), list(output) if self._escapes is None else self._escapes.read(output)
+        if read and matcher.try_consume_tokens(read) < len(read):
             return None
         if matcher.compute_ff_bytes():  # its mask would leave one token of those that spell what must follow
             found = np.array([matcher.validate_tokens([token]) == 1 for token in range(self._vocab)])
         else:
             found = self._mask(matcher)
+        if self._escapes is not None:
+            self._escapes.correct(found, output, start=self._start, behind=matcher)
         found[list(self._ends)] = matcher.is_accepting()
         return found
 
@@ -78,6 +82,39 @@ class Language:
         bitmasks.fill_next_token_bitmask(matcher, bits, 0)
         found: np.ndarray = np.unpackbits(bits.view(np.uint8), bitorder="little")[: self._vocab].astype(bool)
         return found
+
+
+#: Of a JSON string: an escape that llguidance does not know, one that is only begun, and any other.
+ESCAPE = re.compile(r"\\(?:/|u[0-9a-fA-F]{4}|(?:u[0-9a-fA-F]{0,3})?$|(.))", re.DOTALL)
+BEGUN = re.compile(r"(?<!\\)(?:\\\\)*\\(?:u[0-9a-fA-F]{0,3})?$")
+
+
+class _Escapes:
+    r"""JSON allows `\/` and every `\u` with four digits (RFC 8259, section 7), and llguidance does not.
+
+    `\b` stands for each, whole or begun, in what it is asked.
+    """
+
+    def __init__(self, spelling: Spelling, vocab: int) -> None:
+        self._spelling, self._texts = spelling, [spelling.text([token]) for token in range(vocab)]
+        self._escaping = [token for token, text in enumerate(self._texts) if "\\" in text]
+
+    def read(self, output: Sequence[int]) -> list[int]:
+        text = self._spelling.text(output)
+        return self._spelling.ids(_known(text)) if "\\" in text else list(output)
+
+    def correct(self, found: np.ndarray, output: Sequence[int], *, start: LLMatcher, behind: LLMatcher) -> None:
+        """found [V]: what is allowed behind an output; start and behind: before and after it."""
+        text = self._spelling.text(output)
+        begun = BEGUN.search(text) is not None
+        matcher, before = (start, text) if begun else (behind, "")
+        for token in range(len(self._texts)) if begun else self._escaping:
+            asked = self._spelling.ids(_known(before + self._texts[token]))
+            found[token] = matcher.validate_tokens(asked) == len(asked)
+
+
+def _known(text: str) -> str:
+    return ESCAPE.sub(lambda found: found[0] if found[1] else r"\b", text)
 
 
 def _grammar(request: RequestSpec) -> str:

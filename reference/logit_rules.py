@@ -64,13 +64,17 @@ class Rules:
         """All but one of its keys."""
         return replace(self, without=self.without | {key})
 
-    def adjusted(self, logits: Tensor, generated: Sequence[int]) -> Tensor:
-        """logits [V] after what was generated -> [V]; the same tensor where nothing is adjusted, else float64."""
+    def adjusted(self, logits: Tensor, generated: Sequence[int], counted: Sequence[int] | None = None) -> Tensor:
+        """logits [V] after what was generated -> [V]; the same tensor where nothing is adjusted, else float64.
+
+        counted: what penalties and min_new_tokens count of it, None where that is all.
+        """
         if not self.adjusts:
             return logits
+        counted = generated if counted is None else counted
         asked, kept, values = self.request, set(self.keys), logits.double().clone()
-        if generated and {"frequency_penalty", "presence_penalty", "repetition_penalty"} & kept:
-            counts = Counter(generated)
+        if counted and {"frequency_penalty", "presence_penalty", "repetition_penalty"} & kept:
+            counts = Counter(counted)
             ids = torch.tensor(list(counts), device=values.device)
             own, times = values[ids], torch.tensor(list(counts.values()), device=values.device)
             if "frequency_penalty" in kept:
@@ -83,7 +87,7 @@ class Rules:
         if "logit_bias" in kept:
             for token, bias in (asked.logit_bias or {}).items():
                 values[int(token)] += bias
-        if "min_new_tokens" in kept and len(generated) < asked.min_new_tokens:
+        if "min_new_tokens" in kept and len(counted) < asked.min_new_tokens:
             values[list(self.ends)] = -torch.inf
         if "custom_logit_processor" in kept:
             named = (asked.custom_params or {})[PARAMETER]
@@ -96,13 +100,16 @@ class Rules:
                 values[torch.from_numpy(~allowed).to(values.device)] = -torch.inf
         return values
 
-    def distribution(self, logits: Tensor, generated: Sequence[int]) -> tuple[np.ndarray, float]:
+    def distribution(
+        self, logits: Tensor, generated: Sequence[int], counted: Sequence[int] | None = None
+    ) -> tuple[np.ndarray, float]:
         """(float64 [V], slack) of a request that samples.
 
         slack: how much of a probability would have to change before another set of tokens is left; infinite where none
         are cut off.
         """
-        left, slack = distribution(self.adjusted(logits, generated), self.request.temperature), float("inf")
+        adjusted = self.adjusted(logits, generated, counted)
+        left, slack = distribution(adjusted, self.request.temperature), float("inf")
         cuts = {"top_k": self._best_k, "top_p": self._nucleus, "min_p": self._likely}
         for key in CUTTING:
             if key in self.keys:

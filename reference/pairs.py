@@ -27,7 +27,7 @@ _TARGETS: dict[str, Callable[..., PaperTarget]] = {
     **dict.fromkeys(llama.ARCHITECTURES, llama.load_target),
 }
 _HEADS: dict[str, Callable[..., AnyHead]] = {
-    **dict.fromkeys(families.FAMILIES, families.load_head),
+    **dict.fromkeys((*families.FAMILIES, *families.OWN_FOLDERS), families.load_head),
     mtp.MIMO_ARCHITECTURE: MtpHead.load,
     mtp.STEP_ARCHITECTURE: mtp.load_step_head,
 }

@@ -77,9 +77,9 @@ def _first(
 ) -> Event:
     """Event('ruled') for the token after a prompt."""
     generated: Sequence[int] = drafts.timeline.tokens[len(rules.request.input_ids) : part.start + part.length]
-    for departure in departures:
-        generated = departure.counts(generated, known=(), last=rules.request.input_ids[-1])
-    return _event("ruled", part, Phase.PREFILL, first(logits, rules, generated, chosen[0] if chosen else None), rules)
+    counted = _counted(departures, (), rules.request.input_ids[-1], generated)
+    decided = first(logits, rules, generated, chosen[0] if chosen else None, counted)
+    return _event("ruled", part, Phase.PREFILL, decided, rules)
 
 
 def decode_rows(
@@ -133,7 +133,11 @@ def flying(drafts: Drafts) -> dict[int, int]:
     """Committed length -> tokens of the batch before, where overlap scheduling planned the next one without them."""
     parts = drafts.timeline.parts if drafts.view.overlap else []
     steps = [part.record.scheduler_step for part, _ in parts]
-    return {parts[i][0].start: len(parts[i - 1][1]) for i in range(1, len(parts)) if steps[i] == steps[i - 1] + 1}
+    return {
+        parts[i][0].start: len(parts[i - 1][1])
+        for i in range(1, len(parts))
+        if drafts.view.paused.issuperset(range(steps[i - 1] + 1, steps[i]))
+    }
 
 
 def _counted(

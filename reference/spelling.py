@@ -6,6 +6,7 @@ A text ends with the first token after which it holds a stop string, or matches 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,13 +43,27 @@ class Spelling:
 
     def one(self, text: str) -> int | None:
         """The token that stands for a text, None where it takes several."""
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids = self.ids(text)
         return ids[0] if len(ids) == 1 else None
+
+    def ids(self, text: str) -> list[int]:
+        """Tokens that spell a text."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     @property
     def added(self) -> tuple[int, ...]:
         """Tokens that stand for something else than their text."""
         return tuple(self._tokenizer.get_added_tokens_decoder())
+
+    def plain(self, ends: Sequence[int]) -> str:
+        """The tokenizer's file, all tokens but those that end a request standing for their text alone; the file as it
+        is where its vocabulary is not one by text, or lacks one of them."""
+        made = json.loads(self.content)
+        vocab, added = made["model"].get("vocab"), made.get("added_tokens", [])
+        kept = [one for one in added if one["id"] in ends]
+        if not isinstance(vocab, dict) or not {one["content"] for one in added} <= vocab.keys():
+            return self.content
+        return json.dumps({**made, "added_tokens": kept})
 
     def stop(self, request: RequestSpec, output: Sequence[int]) -> Stop | None:
         """Where an output ends by the request's strings and patterns, None if by none of them."""

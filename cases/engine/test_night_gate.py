@@ -35,6 +35,9 @@ class Lent:
     def __init__(self, engines, number=None):
         self.engines, self.number = engines, number
 
+    def __getattr__(self, name):
+        return getattr(self.engines, name)
+
     def __call__(self, scenario, *, engine, revert, fresh):
         if self.number is None:
             return self.engines(scenario, engine=engine, revert=revert, fresh=fresh)
@@ -46,7 +49,7 @@ class Lent:
 
         return self.engines(scenario, engine=engine, on_step=on_step)
 
-    def close(self):
+    def end(self):
         pass
 
 
@@ -54,7 +57,7 @@ def drive_night(engines, root, *cells, repeats=2):
     """(folder, the night) of these cells."""
     todo = nights.night(planned=[cell.key for cell in cells]).plan
     folder = store.begin(root, todo)
-    results = Driver(make=lambda _assumed: engines, folder=folder, repeats=repeats).run(cells)
+    results = Driver(make=lambda: engines, folder=folder, repeats=repeats).run(cells)
     return folder, nights.night(*results)
 
 

@@ -203,6 +203,20 @@ def qwen3_next(rng: Random) -> Raw:
     return raw | {"use_sliding_window": False}
 
 
+def qwen3_5(rng: Random) -> Raw:
+    raw = qwen3_next(rng) | {"architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text"}
+    for name in ("decoder_sparse_step", "mlp_only_layers", "norm_topk_prob", "output_router_logits", "num_experts"):
+        del raw[name]
+    for name in ("num_experts_per_tok", "moe_intermediate_size", "router_aux_loss_coef", "use_sliding_window"):
+        del raw[name]
+    for name in ("shared_expert_intermediate_size", "rope_scaling"):
+        del raw[name]
+    turns = {"mrope_interleaved": True, "mrope_section": [1, 1, 0], "rope_type": "default"}
+    turns |= {"rope_theta": raw.pop("rope_theta"), "partial_rotary_factor": raw["partial_rotary_factor"]}
+    raw |= {"attn_output_gate": True, "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
+    return raw | {"rope_parameters": turns}
+
+
 def mimo(rng: Random) -> Raw:
     raw = common(rng, architectures=["MiMoForCausalLM"], model_type="mimo", num_nextn_predict_layers=1)
     raw |= {"attention_bias": True, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 36}
@@ -228,6 +242,7 @@ FAMILIES: dict[str, Callable[[Random], Raw]] = {
         ernie,
         gpt_oss,
         qwen3_next,
+        qwen3_5,
         mimo,
     )
 }

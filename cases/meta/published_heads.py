@@ -30,6 +30,7 @@ BESIDE = {
         "model.mtp_layers.0.final_layernorm",
     ),
     "qwen3_moe": ("mtp.layers.0.", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"),
+    "qwen3_5": ("mtp.layers.0.", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"),
     "qwen3_next": ("mtp.layers.0.", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"),
     "ernie": (
         "model.mtp_block.0.",
@@ -75,7 +76,7 @@ def _beside(hf: PreTrainedModel, family: str, folder: Path) -> Says:
         for name in (names[0], names[1], names[3])
     )
     # of full attention, and in ERNIE with a dense MLP
-    index = hf.config.layer_types.index("full_attention") if family == "qwen3_next" else 0
+    index = hf.config.layer_types.index("full_attention") if family in ("qwen3_next", "qwen3_5") else 0
     block = _randomised(type(base.layers[-1])(hf.config, index))
     join = torch.randn(HIDDEN, 2 * HIDDEN, dtype=torch.float64) / HIDDEN**0.5
     own = {names[0]: token_norm.weight, names[1]: state_norm.weight, names[2]: join, names[3]: last_norm.weight}

@@ -277,3 +277,25 @@ def test_the_checkpoints_eos_ends_a_request_that_has_stop_ids_too(eos, signature
 def test_a_trace_that_does_not_say_what_came_back_is_not_judged():
     said = list(not_judged(gather(GIVEN, ENGINE, REFERENCE)))
     assert said == ["request r0 asks for return_logprob, and the trace does not say what came back"]
+
+
+@pytest.mark.parametrize(
+    ("interval", "sent", "hints"),
+    [
+        (2, [(1, 1), (4, 5), (6, 6)], []),
+        (2, [(1, 1), (1, 4)], ["piece-late"]),
+        (3, [(1, 3), (4, 6)], ["piece-early"]),  # pieces are of 1, 4, 6 and 9 tokens
+        (3, [(1, 4)], ["piece-early", "piece-late"]),
+    ],
+)
+def test_a_stream_with_an_interval_comes_when_it_is_full_and_not_before(interval, sent, hints):
+    spaced = GIVEN.requests[0].model_copy(update={"stream_interval": interval})
+    given = GIVEN.model_copy(update={"requests": (spaced, GIVEN.requests[1])})
+    answer = Event(name="answer", scheduler_step=9, data=told())
+    turns = [
+        Event(name="turn", scheduler_step=step, data={"running": [], "waiting": [], "sent": {"r0": pair}})
+        for step, pair in enumerate(sent)
+    ]
+    engine = replace(ENGINE, events=(*turns, answer))
+    result = run_check(CHECKS["streamed"], gather(given, engine, REFERENCE))
+    assert [found.hint for found in result.divergences] == hints

@@ -53,6 +53,23 @@ def test_draft_and_target_write_the_same_slot(made, phase):
     assert ("CACHE_SLOT", "slots", phase, "draft-slot-differs") in roots(scenario, engine)
 
 
+@pytest.mark.parametrize(("page", "found"), [(1, 0), (4, 1)])
+def test_a_position_lies_at_its_place_in_a_page(made, page, found):
+    scenario, engine = made
+    settings = scenario.engine.model_copy(update={"page_size": page})
+    paged = scenario.model_copy(update={"engine": settings})
+    ints, strings = engine.rows.ints, engine.rows.strings
+    slots = ints["cache_slot"]
+    for index, slot in enumerate(slots):  # as if each request had whole pages in their order
+        step = int(ints["step"][index]) if strings["phase"][index] == "DRAFT" else 0
+        if slot >= 0:
+            slots[index] = 400 * int(strings["rid"][index][1:]) + ints["committed"][index] + ints["slot"][index] + step
+    assert roots(paged, engine) == {}
+    for phase in ("PREFILL", "DRAFT_PREFILL"):
+        slots[handmade.find(engine, phase=phase, rid="r0", slot=2)] += 1001
+    assert sum(hint == "out-of-page" for *_, hint in roots(paged, engine)) == found
+
+
 def test_slot_of_a_request_that_has_left_may_be_used_again(made):
     scenario, engine = made
     last_of = {rid: record.index for record in engine.rounds for rid in record.rids}
@@ -190,6 +207,16 @@ def test_idle_rank_enters_every_forward(ranks):
     assert roots(scenario, two_ranks(engine, DRAFT=1)) == {("LOCKSTEP", "ledger", "DRAFT", "fewer-forwards"): decodes}
 
 
+@pytest.mark.parametrize("coordinated", [True, False])
+def test_rank_may_prefill_beside_a_verify_only_where_that_was_asked_for(coordinated):
+    scenario = handmade.scenario(dp_size=2, dp_spec_prefill_coordination=coordinated)
+    engine, _ = handmade.build(scenario)
+    beside = two_ranks(engine, VERIFY=0, PREFILL=1, EXTEND=0, DRAFT_PREFILL=1)
+    assert bool(roots(scenario, beside)) is not coordinated
+    fewer = roots(scenario, two_ranks(engine, VERIFY=0, EXTEND=0, DRAFT_PREFILL=1))
+    assert ("LOCKSTEP", "ledger", "VERIFY", "fewer-forwards") in fewer
+
+
 def test_rank_that_is_absent_from_a_scheduler_step_is_out_of_step(ranks):
     scenario, both = ranks
     assert ("LOCKSTEP", "ledger", "VERIFY", "absent") in roots(scenario, replace(both, rounds=both.rounds[:-1]))
@@ -238,6 +265,26 @@ def states(**idle):
 def test_idle_rank_agrees_with_the_busy_one_in_one_forward(ranks, idle, found):
     scenario, both = ranks
     assert set(roots(scenario, and_events(both, *states(**idle)))) == (set() if found is None else {found})
+
+
+@pytest.mark.parametrize(
+    ("told", "found"),
+    [
+        (([4, 5], [4, 5]), None),
+        (([4], [5]), None),
+        (([4, 5], [4, 6]), ("LOCKSTEP", "announced", "PREFILL", "own")),
+        (([4, 6], [4, 5]), ("LOCKSTEP", "announced", "VERIFY", "of-another-rank")),
+        (([4], [4]), ("LOCKSTEP", "announced", "PREFILL", "own")),
+    ],
+)
+def test_ranks_that_prefill_and_verify_together_agree_on_their_counts(told, found):
+    scenario = handmade.scenario(dp_size=2, dp_spec_prefill_coordination=True)
+    both = two_ranks(handmade.build(scenario)[0])
+    events = [
+        state("busy_state", dp_rank=rank, rows=rows, phase=phase, announced=told[rank], padding="SUM_LEN")
+        for rank, rows, phase in ((0, 4, "VERIFY"), (1, 5, "PREFILL"))
+    ]
+    assert set(roots(scenario, and_events(both, *events))) == (set() if found is None else {found})
 
 
 def test_later_draft_steps_are_not_held_to_the_counts_of_the_first(ranks):

@@ -8,6 +8,7 @@ import torch
 
 from cases.meta import handmade
 from cases.meta.test_coverage_points import decode, prefill, trace
+from harness.archive.event_facts import unfit
 from harness.checks.evidence import gather
 from harness.checks.judge import judge
 from harness.checks.registry import CHECKS, run_check
@@ -67,17 +68,24 @@ EVERY = {slot: slot + 5 for slot in (*range(1, 9), *range(11, 16))}
 def test_the_probe_says_which_positions_have_a_slot_of_their_own(changes, said):
     found = Pool(EVERY | changes).said()
     assert {name: found[name] for name in said} == said
-    assert (found["committed"], found["rows"]) == ([6, 3], [2, 2])
+    assert (found["committed"], found["lens"]) == ([6, 3], [2, 2])
+
+
+def test_what_the_probe_says_can_be_read_from_a_stored_run():
+    said = Pool({slot: slot + 10 for slot in range(1, 19)}).said()
+    assert not unfit(
+        "window", {"round": 3, "phase": "VERIFY", "window": 4, "rids": ["a", "b"], "attempts": [0, 0]} | said
+    )
 
 
 def test_in_pages_a_free_page_holds_nothing_and_prompts_have_rows_of_their_own_numbers():
     found = Pool({slot: slot + 20 for slot in EVERY} | {2: 51}, page=2).said(prompt=True)
-    assert (found["rows"], found["held_from"]) == ([2, 1], [2, 0])
+    assert (found["lens"], found["held_from"]) == ([2, 1], [2, 0])
     assert window_of(SimpleNamespace(token_to_kv_pool_allocator=object()), None, prompt=True) is None
 
 
 def told(round_, committed, *, gone=0, held_from=0, shared=0, window=4, rid="r0", phase="VERIFY"):
-    data = {"round": round_, "rids": [rid], "attempts": [0], "rows": [4], "phase": phase, "window": window}
+    data = {"round": round_, "rids": [rid], "attempts": [0], "lens": [4], "phase": phase, "window": window}
     data |= {"committed": [committed], "gone": [gone], "held_from": [held_from], "shared": [shared]}
     return Event(name="window", scheduler_step=round_, data=data)
 

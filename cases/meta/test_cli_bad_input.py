@@ -169,8 +169,13 @@ REFUSED = {
     "share": (["run", "--gpu-share", "3"], "--gpu-share 3"),
     "assume": (["run", "--assume", "F003"], "'F003'; did you mean 'F-003'"),
     "assume-not": (["run", "--assume", "F-004"], "F-004 is known, but cannot be assumed"),
+    "mutants-ours": (
+        ["mutants", "--only", "draft-position-late", "--server-arg", "page_size=4"],
+        "engine.server_args has page_size, which eaglecheck sets itself",
+    ),
     "mutant": (["mutants", "--only", "draft-position-lat"], "did you mean 'draft-position-late'"),
     "mutate-family": (["mutate", "--family", "egale"], "'egale'; did you mean 'eagle'"),
+    "mutate-survivors": (["mutate", "--survivors-of", "nowhere"], "--survivors-of nowhere: there is no such folder"),
     "mutate-shard": (["mutate", "--shard", "3/2"], "--shard 3/2: not N/M"),
     "revert-unknown": (["run", "--revert", "1"], "--revert 1"),
     "revert-old": (["run", "--revert", "25015", "--engine", "0.5.11"], "0.5.11 has no revert switch"),

@@ -76,6 +76,10 @@ TRACES = {
         trace(prefill(2, OTHER, dp_rank=1), idle(2, 0), events=(running(2, 0, "r0"),)),
         trace(prefill(2, OTHER, dp_rank=1), idle(2, 0), events=(running(2, 0),)),
     ),
+    "verify_beside_prefill": (
+        trace(prefill(2, OTHER, dp_rank=1), decode(2, ("r0", 4, 1))),
+        trace(prefill(2, OTHER, dp_rank=1), idle(2, 0)),
+    ),
     "idle_inside_chunked_prefill": (
         trace(prefill(0, ("r1", 0, 4, False), dp_rank=1), idle(0, 0)),
         trace(prefill(0, ("r1", 4, 2, True), dp_rank=1), idle(0, 0)),

@@ -114,7 +114,15 @@ def test_a_cuda_compiler_is_reported_beside_a_card_with_its_release_or_missing(s
 
 
 ALL = {"triton": "", "flashinfer": "", "fa3": ""}
-SEEN = {"error": "", "torch": "2.11.0+cu130", "cuda": "13.0", "card": "NVIDIA H100", "graphs": "", "backends": ALL}
+SEEN = {
+    "error": "",
+    "torch": "2.11.0+cu130",
+    "cuda": "13.0",
+    "card": "NVIDIA H100",
+    "graphs": "",
+    "sampling": "",
+    "backends": ALL,
+}
 
 
 @pytest.mark.parametrize(
@@ -150,6 +158,10 @@ def test_a_release_with_its_own_torch_gets_the_parts_that_there_are_for_it():
     lacking = {**SEEN, "backends": {"triton": "", "flashinfer": "no", "fa3": "no"}}
     found = doctor_gpu.judge("0.5.23", lacking, own_torch=True)
     assert found.fix.startswith("eaglecheck engines pack 0.5.23 --with-torch --part fa3 --output fa3.bundle  #")
+    bare = {**lacking, "sampling": "flashinfer.sampling: No module named 'flashinfer'"}
+    found = doctor_gpu.judge("0.5.23", bare, own_torch=True)
+    assert "no sampled requests (flashinfer.sampling: No module named" in found.detail
+    assert found.fix.startswith("eaglecheck engines pack 0.5.23 --with-torch --with flashinfer --output 0.5.23.bundle")
 
 
 def engine(tmp_path: Path, **modules: str) -> EngineEnv:
@@ -193,16 +205,18 @@ def test_a_release_is_asked_in_its_own_environment(tmp_path):
         "fa3": "sgl_kernel.flash_ops: No module named 'sgl_kernel.flash_ops'",
     }
     assert answer["graphs"] == "deep_gemm: No module named 'deep_gemm'"
+    assert answer["sampling"] == "flashinfer.sampling: No module named 'flashinfer.sampling'"
 
 
 def test_what_was_added_to_a_release_is_seen(tmp_path):
-    release = engine(tmp_path, torch=FAKE_TORCH, flashinfer="", sgl_kernel__flash_ops="", deep_gemm="")
+    release = engine(tmp_path, torch=FAKE_TORCH, flashinfer__sampling="", sgl_kernel__flash_ops="", deep_gemm="")
+    (release.pythonpath[0] / "flashinfer" / "__init__.py").touch()
     sources = release.pythonpath[0] / "flashinfer" / "data" / "csrc"
     sources.mkdir(parents=True)
     (sources / "batch_prefill.cu").touch()
     answer = doctor_gpu.ask(release)
     assert answer["backends"] == ALL
-    assert answer["graphs"] == ""
+    assert (answer["graphs"], answer["sampling"]) == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Every family is whole: its fixed set asks for what it promises, and everything it names exists. No engine here."""
 
+import json
+
 import pytest
 
 from cases.checkpoints import RECIPES
@@ -28,9 +30,20 @@ def test_a_family_or_one_scenario_of_it_is_chosen_by_name():
     assert one.engine.page_size == 4
 
 
-def test_what_would_die_at_its_start_is_refused_on_a_card_instead_of_blaming_sglang():
-    with pytest.raises(UsageError, match="'oss-narrow' cannot run on cuda: SGLang makes attention weights of gpt-oss"):
-        checkpoint_pairs(FAMILIES["window"].scenarios, device="cuda")
+def test_on_a_card_a_pair_names_the_dtype_it_runs_in_where_sglang_asks_its_config(tmp_path, monkeypatch):
+    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path))
+    scenarios = FAMILIES["window"].scenarios
+    usual = checkpoint_pairs(scenarios)
+    brain = [
+        one.model_copy(update={"engine": one.engine.model_copy(update={"dtype": "bfloat16"})}) for one in scenarios
+    ]
+    for wanted, dtype in ((scenarios, "float16"), (brain, "bfloat16")):
+        target, _ = checkpoint_pairs(wanted, device="cuda")["oss-narrow"]
+        assert json.loads((target / "config.json").read_text())["torch_dtype"] == dtype
+        weights = [(folder / "model.safetensors").read_bytes() for folder in (target, usual["oss-narrow"][0])]
+        assert weights[0] == weights[1]
+    with pytest.raises(UsageError, match=r"checkpoint 'oss-[a-z]*' is needed in several dtypes"):
+        checkpoint_pairs([*scenarios, *brain], device="cuda")
 
 
 @pytest.mark.parametrize(("family", "known"), [("tree", {"F-003"}), ("mtp", {"F-010", "F-012"}), ("eagle", set())])

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from cases.boots import TREES
 from cases.families import FAMILIES
-from cases.generation import generate
+from cases.generation import generate, greedy
 from cases.meta import pretended_engine, results
 from harness.cli import fuzz
 from harness.cli.main import app
@@ -77,6 +77,16 @@ def test_boots_are_named_and_what_they_need_is_assumed(driven, tmp_path):
     seed = json.loads((tmp_path / "found.json").read_text())["seed"]
     assert plan.scenarios == tuple(generate(TREES["deep-tree"], count=3, seed=seed))
     assert f"--seed {seed}" in done.output
+
+
+def test_a_witness_gets_greedy_tokens_and_nothing_to_predict(driven):
+    done, (plan,) = driven("--reference", "witness", "--boot", "plain", "--examples", "20", "--seed", "7")
+    assert done.exit_code == 0, done.output
+    assert (plan.reference, plan.assumed) == ("witness", ())
+    assert list(plan.scenarios) == list(greedy(generate(BOOTS["plain"], count=20, seed=7)))
+    assert f"{len(plan.scenarios)} scenarios of 20, of greedy tokens alone" in done.output
+    done, _ = driven("--reference", "witness", "--boot", "plain", "--examples", "20", "--assume", "F-037")
+    assert (done.exit_code, "predicts nothing" in done.output) == (2, True)
 
 
 @pytest.mark.parametrize(

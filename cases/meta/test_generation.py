@@ -8,11 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases.boots import ADAPTER_BOOTS, BOOTS, DP_BOOTS, HOSTED, PD_BOOTS, RANKED_PAIR, STATES, TREES, WEIGHT_BOOTS
-from cases.generation import MOST_REQUESTS, build, generate, scenarios
-from cases.kit import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life
+from cases.boots import (
+    ADAPTER_BOOTS,
+    BOOTS,
+    DP_BOOTS,
+    EAGLE3_BOOTS,
+    HOSTED,
+    PD_BOOTS,
+    RANKED_PAIR,
+    STATES,
+    TREES,
+    WEIGHT_BOOTS,
+)
+from cases.generation import BESIDE_TOKENS, MOST_REQUESTS, build, generate, greedy, scenarios
+from cases.kit import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life, turns
 from cases.templates_handoff import MOST
 from cases.timeline import Timeline, inserted
+from harness.checks.logprobs import LOOSE
 from harness.cli.programs import check_scenarios
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Op, Scenario
@@ -55,7 +67,7 @@ def test_scenarios_can_run_share_one_engine_survive_json_and_stay_small(boot):
         assert Scenario.model_validate_json(scenario.model_dump_json()) == scenario
         assert len(scenario.requests) <= (MOST if boot.engine.disaggregation else MOST_REQUESTS + 1)
         assert all(len(request.input_ids) + request.max_new_tokens <= CONTEXT for request in scenario.requests)
-        assert all(request.max_new_tokens <= MOST_NEW for request in scenario.requests)
+        assert all(request.max_new_tokens <= MOST_NEW or request.unlimited for request in scenario.requests)
 
 
 @EVERY_BOOT
@@ -78,9 +90,13 @@ def test_scenario_is_decided_by_boot_configuration_seed_and_number_alone(boot):
 
 @EVERY_BOOT
 def test_every_possible_template_is_drawn_and_is_wanted_where_it_is_certain(boot):
-    possible_here = possible(boot)
-    wanted = Counter(name for one in some(boot.name, count=2 * len(possible_here)) for name in one.wants)
-    assert wanted == {name: 2 for name in possible_here if TEMPLATES[name].certain}
+    """And what a boot configuration is for comes every second time."""
+    cycle = turns(boot, Random(0))
+    assert set(cycle) == set(possible(boot))
+    wanted = Counter(name for one in some(boot.name, count=2 * len(cycle)) for name in one.wants)
+    assert wanted == Counter(2 * [name for name in cycle if TEMPLATES[name].certain])
+    often = [name for name in possible(boot) if TEMPLATES[name].often]
+    assert all(2 * cycle.count(name) == len(cycle) for name in often)
 
 
 def test_certain_templates_are_points_that_the_trace_can_prove():
@@ -101,9 +117,32 @@ def test_requests_of_any_program_ask_for_what_comes_back_and_need_no_other_batch
         assert any(key in request.asked for request in asked), key
     assert all(not request.return_hidden_states for one in some("plain") for request in one.requests)
     for scenario in (*some("plain"), *some("pages")):
+        assert not any(one.return_logprob and {*LOOSE} & {*one.asked} for one in scenario.requests)
         prefixed = any(name.startswith("prefix") for name in scenario.wants)
         assert not (prefixed and any(request.logprob_start_len >= 0 for request in scenario.requests)), scenario.wants
-        assert len({request.token_ids_logprob for request in scenario.requests}) == 1
+        answered = [request for request in scenario.requests if request.expect == "answer"]
+        assert len({request.token_ids_logprob for request in answered}) == 1
+
+
+def test_what_a_witness_follows_is_the_same_batches_of_greedy_tokens():
+    whole = some("plain", count=len(possible(BOOTS["plain"])))
+    left = {one.name: one for one in greedy(whole)}
+    beside = {"verify_by_top_p", "accepted_run_logprobs"}
+    assert (
+        {want for one in whole for want in one.wants} > {want for one in left.values() for want in one.wants} != set()
+    )
+    assert beside.isdisjoint(want for one in left.values() for want in one.wants)
+    for one in whole:
+        if one.name in left:
+            assert left[one.name].script == one.script
+            assert not any({*BESIDE_TOKENS} & {*request.asked} for request in left[one.name].requests)
+
+
+def test_what_a_template_asks_for_is_judged_beside_whatever_is_drawn():
+    """In this one a penalty would be drawn for the request whose log-probabilities the template is about."""
+    scenario = generate(EAGLE3_BOOTS["eagle3"], count=135, seed=17)[134]
+    assert any(request.return_logprob for request in scenario.requests)
+    assert not any(request.return_logprob and {*LOOSE} & {*request.asked} for request in scenario.requests)
 
 
 @pytest.mark.parametrize("boot", [*BOOTS, *TREES])

@@ -440,7 +440,7 @@ def test_a_finding_is_known_to_a_night_only_on_its_own_releases_and_in_its_own_c
     """What is known of a hand-over must not excuse the same numbers in a chain of its own."""
     assert known.known_as(STOP, "0.5.13", place="generated/eagle/plain").issue == "F-004"
     assert known.known_as(STOP, "0.5.23", place="generated/eagle/plain") is None
-    assert known.known_as(EXTEND_OFF, "0.5.13", place="fixed/disagg").issue == "F-089"
+    assert known.known_as(EXTEND_OFF, "0.5.13", place="fixed/disagg/pd").issue == "F-089"
     assert known.known_as(EXTEND_OFF, "0.5.13", place="generated/eagle/plain") is None
 
 

@@ -94,6 +94,24 @@ def test_a_node_counts_the_path_that_leads_to_it():
     assert decide(TREE, ROWS[:, :4], Conditions(), given, (0,), most=2, drafted=NOTHING).walk.tokens == (2, 0)
 
 
+def test_a_grammar_follows_the_text_where_penalties_count_something_else():
+    """As under --assume F-037: each path allows one token, whatever is counted."""
+
+    class Ladder:
+        def allowed(self, generated):
+            return np.arange(4) == len(generated) % 4
+
+    asked = RequestSpec(rid="a", input_ids=(1,), regex="x", frequency_penalty=0.5)
+    given = Rules(request=asked, ends=(), language=Ladder())
+
+    def of_none(generated):
+        return ()
+
+    walk = decide(TREE, ROWS[:, :4], Conditions(), given, (3,), most=2, drafted=NOTHING, counts=of_none).walk
+    assert walk.tokens[0] == 1  # behind one token, not behind none
+    assert first(ROWS[0, :4], given, (3, 3), None, ()).walk.tokens == (2,)
+
+
 def test_what_explains_another_walk_is_the_key_without_which_it_is_right():
     given = rules(logit_bias={"2": 1.0}, custom_logit_processor="forbid", custom_params={"token_ids": [3]})
     known = Conditions(committed=(0, 0, 0))

@@ -145,4 +145,10 @@ def test_copied_tails_are_reported_one_a_request():
     assert unfit("tails", said) == ""
     assert "different lengths" in unfit("tails", {**said, "holes": [1]})
     assert "different lengths" in unfit("tails", {**said, "committed": 4})
+    written = {"rid": "a", "length": None, "matched": [], "text": ""}
+    assert unfit("written", written) == ""  # a text that nothing stops
+    assert "matched is missing" in unfit("written", {"rid": "a", "length": 3})
+    recurrent = {"rid": "a", "attempt": 0, "first": 0, "length": 3, "refused": {}}
+    assert unfit("recurrent_rows", recurrent) == ""
+    assert "found null" in unfit("recurrent_rows", {**recurrent, "length": None})
     assert unfit("of-a-later-version", {"anything": object.__name__}) == ""

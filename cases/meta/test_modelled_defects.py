@@ -158,14 +158,20 @@ def test_all_that_it_explains_is_one_finding_and_another_fault_beside_it_is_not(
 
 
 def test_penalties_count_the_last_token_that_the_scheduler_has():
-    """F-037: rounds at steps 3 and 4 are planned without the batch before, the one at 7 is not."""
+    """F-037: rounds at steps 3 and 4 are planned without the batch before, the one at 7 only where all was paused."""
     parts = [
         (SimpleNamespace(start=start, record=SimpleNamespace(scheduler_step=step)), committed)
         for start, step, committed in ((0, 2, (50,)), (3, 3, (51, 52)), (5, 4, (53,)), (6, 7, (54,)))
     ]
     prompt, generated, counted = 3, (50, 51, 52, 53, 54), CountsRoots()
-    for overlap, known, tokens in ((False, [1, 3, 4], [50, 52, 53]), (True, [0, 1, 4], [9, 50, 53])):
-        drafts = SimpleNamespace(view=SimpleNamespace(overlap=overlap), timeline=SimpleNamespace(parts=parts))
+    for overlap, paused, known, tokens in (
+        (False, {5, 6}, [1, 3, 4], [50, 52, 53]),
+        (True, set(), [0, 1, 4], [9, 50, 53]),
+        (True, {5}, [0, 1, 4], [9, 50, 53]),
+        (True, {5, 6}, [0, 1, 3], [9, 50, 52]),
+    ):
+        view = SimpleNamespace(overlap=overlap, paused=frozenset(paused))
+        drafts = SimpleNamespace(view=view, timeline=SimpleNamespace(parts=parts))
         late = flying(drafts)
         had = [part.start + 1 - prompt - late.get(part.start, 0) for part, _ in parts[1:]]
         assert (had, counted.counts(generated, known=had, last=9)) == (known, tokens)

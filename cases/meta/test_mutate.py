@@ -398,6 +398,16 @@ def test_fates_are_kept_line_by_line_and_a_torn_line_does_not_count(tmp_path):
     assert found["open"].end is End.UNKNOWN, "asked again"
 
 
+def test_two_scenarios_of_one_name_are_two():
+    one = default_scenarios()[0]
+    other = one.model_copy(update={"engine": one.engine.model_copy(update={"page_size": 4})})
+    task = Task(mutant=results.asked("a"), stage="family", scenarios=(one, other))
+    left = task.after(Fate(id="a", end=End.SURVIVED, asked=(fates.label(one),)))
+    assert one.name == other.name
+    assert left is not None
+    assert left.scenarios == (other,)
+
+
 def test_every_mutant_is_in_one_shard():
     parts = [fates.shares(CAMPAIGN.mutants, (number, 3)) for number in (1, 2, 3)]
     assert sorted(one.id for part in parts for one in part) == sorted(FOUND)

@@ -31,10 +31,18 @@ class ByHand:
 
     def __init__(self, *answers):
         self.answers, self.driven, self.closed = list(answers), [], 0
+        self.boots, self.waited, self.ahead, self.expected = 0, 0.0, 1, []
+
+    def launch(self, scenario, *, engine, revert):
+        return (engine, scenario.name)
+
+    def expect(self, launches):
+        self.expected += launches
 
     def __call__(self, scenario, *, engine, revert, fresh):
         assert fresh, "a remembered run would make every repeat agree"
         self.driven.append(scenario.name)
+        self.boots, self.waited = self.boots + 1, self.waited + 2.5
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
@@ -43,7 +51,7 @@ class ByHand:
         setup = Setup(release=engine, revert=revert)
         return ScenarioResult.of(scenario, trace, reference, verdict, divergences, setup=setup)
 
-    def close(self):
+    def end(self):
         self.closed += 1
 
 
@@ -54,7 +62,7 @@ def fixed(*names, **changes):
 
 
 def drive(engines, cell, folder, **options):
-    (result,) = Driver(make=lambda _assumed: engines, folder=folder, **options).run([cell])
+    (result,) = Driver(make=lambda: engines, folder=folder, **options).run([cell])
     return result
 
 
@@ -65,6 +73,7 @@ def test_scenarios_are_counted_and_the_engine_is_ended(tmp_path):
     assert engines.driven == ["a", "b"]
     assert engines.closed == 1
     assert found.choices > 0
+    assert (found.boots, found.waited) == (2, 5.0)
 
 
 def test_a_failing_scenario_is_driven_again_and_kept(tmp_path):
@@ -139,12 +148,17 @@ def test_a_box_holds_at_least_one_scenario_and_says_how_many_it_left_out(drawn, 
     assert drive(ByHand(results.sound), drawn(600.0), tmp_path).left_out == 0
 
 
+def test_the_engine_of_the_next_cell_boots_beside_the_one_that_is_driven(tmp_path):
+    made = [cells.Cell(engine=one, kind="fixed", name="x", scenarios=(results.named("a"),)) for one in ("1", "2", "3")]
+    engines = ByHand(results.sound)
+    Driver(make=lambda: engines, folder=tmp_path).run(made)
+    assert engines.expected == [("2", "a"), ("3", "a")]
+
+
 def test_cells_are_driven_by_their_engines_and_reported_in_the_order_of_the_plan(tmp_path):
     made = [cells.Cell(engine=one, kind="fixed", name="x", scenarios=(results.named("a"),)) for one in ("2", "1", "2b")]
     done = []
-    found = Driver(make=lambda _a: ByHand(results.sound), folder=tmp_path, done=lambda one: done.append(one.key)).run(
-        made
-    )
+    found = Driver(make=lambda: ByHand(results.sound), folder=tmp_path, done=lambda one: done.append(one.key)).run(made)
     assert [one.key for one in found] == [one.key for one in made]
     assert done == sorted(one.key for one in made)
 
@@ -174,7 +188,25 @@ def test_a_mutant_that_survives_and_nobody_explained_is_a_finding_of_its_cell(tm
 def test_mutants_are_planned_on_a_cpu_when_they_are_asked_for():
     limits = cells.Limits(scenarios=0, seconds=60, seed=7, mutants=3)
     planned = cells.plan(engines=["0.5.23"], cases=[], families=[FAMILIES["tree"]], limits=limits)
-    assert [cell.key for cell in planned] == ["0.5.23/fixed/tree", "0.5.23/mutated/tree"]
-    assert (planned[1].mutants.count, planned[1].mutants.seed) == (3, 7)
+    assert planned[-1].key == "0.5.23/mutated/tree"
+    assert (planned[-1].mutants.count, planned[-1].mutants.seed) == (3, 7)
     on_card = cells.plan(engines=["0.5.23"], cases=[], families=[FAMILIES["tree"]], limits=limits, device="cuda")
-    assert [cell.kind for cell in on_card] == ["fixed"]
+    assert {cell.kind for cell in on_card} == {"fixed"}
+
+
+def test_a_boot_configuration_is_a_cell_and_what_has_none_is_left_out_by_name():
+    tree = FAMILIES["tree"]
+    limits = cells.Limits(scenarios=0, seconds=60, seed=7)
+    (first, *rest) = cells.plan(engines=["0.5.23"], cases=[], families=[tree], limits=limits)
+    assert first.key == "0.5.23/fixed/tree/t2-four-together"
+    for cell in (first, *rest):
+        assert len({one.boot_key() for one in cell.scenarios}) == 1
+    assert [one for cell in (first, *rest) for one in cell.scenarios] == list(tree.scenarios)
+    asked = {"engines": ["0.5.13"], "families": [FAMILIES[name] for name in ("tp", "hicache")], "cards": 2}
+    driven = {one.name for cell in cells.plan(cases=[], limits=limits, **asked) for one in cell.scenarios}
+    left = {one.scenario: one.why for one in cells.left_out(**asked)}
+    assert driven.isdisjoint(left)
+    assert driven | set(left) == {one.name for family in asked["families"] for one in family.scenarios}
+    assert left["tp-four-four-together"] == "it needs 4 GPUs, of 2 that are there"
+    assert left["tp-layers-four-together"] == "driven from 0.5.17 on"
+    assert left["hicache-evicted"] == "driven from 0.5.17 on"

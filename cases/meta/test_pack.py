@@ -185,6 +185,35 @@ def test_such_a_release_gets_its_own_pins_and_no_flashinfer(index, tmp_path):
     assert "apache-tvm-ffi" not in reported
 
 
+def test_such_a_release_gets_flashinfers_sampling_where_that_is_asked_for(index, tmp_path):
+    index.requires = {"0.5.23": REQUIRES_TORCH}
+    manifest = packed(tmp_path / "b", "0.5.23", with_torch=True, include=("flashinfer", "fa3"))
+    (release,) = manifest.releases
+    tree = next(tree for tree in manifest.trees if tree.name.startswith("flashinfer-0.7.2-"))
+    held = contents(manifest, tmp_path / "b")
+    names = {name.removeprefix(f"{tree.name}/") for name in held if name.startswith(tree.name)}
+    assert {name for name in names if "dist-info" not in name} == {
+        *("flashinfer/__init__.py", "flashinfer/version.py", "flashinfer/sampling.py"),
+        *("flashinfer/data/include/flashinfer/sampling.cuh", "flashinfer/data/aot/norm/norm.so"),
+    }
+    assert b"from .version import" in held[f"{tree.name}/flashinfer/__init__.py"]
+    assert any(name.endswith("sgl_kernel/flash_ops.abi3.so") for name in held)
+    assert (tree.name in release.trees, tree.stands_for) == (True, ("flashinfer",))
+    assert [(rule.files, rule.size) for rule in tree.slimmed] == [(3, len(b"import cutlass\n// kernels"))]
+    assert release.environ["SGLANG_IS_FLASHINFER_AVAILABLE"] == "false"
+    assert "flashinfer-python" not in {one.name for one in release.differences}
+
+
+def test_a_release_that_imports_flashinfer_wherever_it_runs_gets_it_unasked(index, tmp_path):
+    index.requires = {"0.5.22": [one.replace("0.7.2", "0.7.1") for one in REQUIRES_TORCH]}
+    (release,) = packed(tmp_path / "b", "0.5.22", with_torch=True).releases
+    stems = [name.rpartition("-")[0] for name in release.trees]
+    assert stems[-5:] == ["torch-2.14.1", "triton-3.8.0", "flashinfer-0.7.2", "base", "control"]
+    assert release.environ["FLASHINFER_USE_CUDA_NORM"] == "1"
+    reported = {one.name: (one.wanted, one.carried) for one in release.differences}
+    assert reported["flashinfer-python"] == ("==0.7.1", "0.7.2")
+
+
 def test_a_torch_is_slimmed_to_one_architecture_and_what_went_is_counted(index, tmp_path):
     index.requires = {"0.5.23": REQUIRES_TORCH}
     manifest = packed(tmp_path / "b", "0.5.23", with_torch=True)
@@ -212,12 +241,10 @@ def test_for_several_cards_its_nccl_travels_too(index, tmp_path):
 
 def test_a_torch_of_which_nothing_is_known_or_of_another_cuda_is_refused(index, tmp_path):
     odd = ["torch==2.99.0", *REQUIRES_TORCH[1:]]
-    index.requires = {"0.5.24": odd, "0.5.23": REQUIRES_TORCH, "0.5.22": REQUIRES_TORCH}
-    with pytest.raises(EnvError, match=r"SGLang 0\.5\.22 imports flashinfer-python wherever it runs"):
-        packed(tmp_path / "b", "0.5.22", with_torch=True)
-    assert index.asked == ["sglang==0.5.22"]
+    index.requires = {"0.5.24": odd, "0.5.23": REQUIRES_TORCH}
     with pytest.raises(EnvError, match=r"wants torch==2\.99\.0, of which harness/machines/slimming\.toml says nothing"):
         packed(tmp_path / "b", "0.5.24", with_torch=True)
+    assert index.asked == ["sglang==0.5.24"]
     with pytest.raises(EnvError, match=r"torch 2\.14\.1 is published as 2\.14\.1\+cu130, and takes NVIDIA's") as caught:
         packed(tmp_path / "b", "0.5.23", with_torch=True, torch="2.12.0+cu126")
     assert caught.value.next_step.endswith("+cu130")
@@ -225,23 +252,26 @@ def test_a_torch_of_which_nothing_is_known_or_of_another_cuda_is_refused(index, 
 
 
 def test_a_part_can_be_packed_with_the_releases(index, tmp_path):
-    manifest = packed(tmp_path / "b", "0.5.13", include="fa3")
+    manifest = packed(tmp_path / "b", "0.5.13", include=("fa3", "flashinfer"))
+    assert any(name.endswith("csrc/batch_prefill.cu") for name in contents(manifest, tmp_path / "b"))
     kernel = next(tree for tree in manifest.trees if tree.name.startswith("sglang-kernel"))
     assert f"{kernel.name}/sgl_kernel/flash_ops.abi3.so" in contents(manifest, tmp_path / "b")
     assert "sgl_kernel/flash_ops*" not in {rule.pattern for rule in kernel.slimmed}
 
 
-def test_a_part_that_no_release_takes_is_refused(index, tmp_path):
-    index.requires = {"0.5.23": REQUIRES_TORCH}
-    with pytest.raises(EnvError, match="none of these releases takes flashinfer"):
-        packed(tmp_path / "b", "0.5.23", with_torch=True, part="flashinfer")
+@pytest.mark.parametrize("version", ["0.5.22", "0.5.23"])
+def test_a_part_that_no_release_takes_afterwards_is_refused(index, tmp_path, version):
+    index.requires = {version: REQUIRES_TORCH}
+    with pytest.raises(EnvError, match="none of these releases takes flashinfer") as caught:
+        packed(tmp_path / "b", version, with_torch=True, part="flashinfer")
+    assert caught.value.next_step == "pack it with them:  --with flashinfer"
 
 
 def test_files_are_no_larger_than_asked_for_and_hold_everything_once(index, tmp_path, monkeypatch):
     monkeypatch.setattr(pack, "LARGE", 10_000)  # flash_ops is an archive of its own
-    whole = packed(tmp_path / "whole", "0.5.13", include="fa3")
+    whole = packed(tmp_path / "whole", "0.5.13", include=("fa3",))
     monkeypatch.setattr(bundle, "RESERVE", 24_000)
-    manifest = packed(tmp_path / "b", "0.5.13", include="fa3", limit=26_000)
+    manifest = packed(tmp_path / "b", "0.5.13", include=("fa3",), limit=26_000)
     assert len(manifest.files) > 2
     assert manifest.files[0] == f"b.1of{len(manifest.files)}"
     assert sorted(path.name for path in tmp_path.glob("b.*")) == sorted(manifest.files)

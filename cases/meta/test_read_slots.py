@@ -96,6 +96,8 @@ def test_a_cached_row_that_changes_is_said_once_and_what_others_may_write_is_not
     rows.lost(buffers, some)
     keys[1] = 0
     assert not rows.changed(buffers, torch.tensor([5]), some).any()
+    outside = torch.tensor([-1, 8, 1 << 30])
+    assert not rows.changed(buffers, torch.tensor([5]), outside).any(), "whoever judges what is read finds them"
     rows.forget()
     keys[4] = 0
     assert not rows.changed(buffers, torch.tensor([5]), torch.tensor([4])).any()

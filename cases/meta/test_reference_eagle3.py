@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from cases.checkpoints import RECIPES, make
-from cases.recipes import TrainedRecipe
+from cases.recipes import HalfOssRecipe, TrainedRecipe
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError
 from reference.eagle1 import DraftHead
@@ -25,7 +25,8 @@ CLOSE = 2e-5
 PAIRS = sorted(
     name
     for name, recipe in RECIPES.items()
-    if recipe.algorithm == "EAGLE3" and not isinstance(recipe, TrainedRecipe)  # of float16: test_trained
+    # of float16 (test_trained), and the weights of others (test_families)
+    if recipe.algorithm == "EAGLE3" and not isinstance(recipe, TrainedRecipe | HalfOssRecipe)
 )
 
 
@@ -179,6 +180,19 @@ def test_the_residual_may_start_after_the_norm(tiny, tmp_path):
     assert torch.allclose(g, theirs, rtol=0, atol=CLOSE)
     plain = rewritten(tiny, tmp_path / "p", {}, {"midlayer.hidden_norm.weight": uneven(64)})
     assert not torch.allclose(answers(tiny, plain)[2], g, atol=1e-2), "the switch changes nothing"
+
+
+def test_an_embedding_may_stand_beside_names_that_begin_with_model(tiny, tmp_path):
+    own = {"embed_tokens.weight": uneven(512, 64)}
+    plain = rewritten(tiny, tmp_path / "p", {}, own)
+    folder = rewritten(tiny, tmp_path / "d")
+    outside = ("lm_head.weight", "d2t", "t2d")
+    tensors = load_file(folder / "model.safetensors").items()
+    save_file(
+        {name if name in outside else f"model.{name}": one for name, one in tensors} | own, folder / "model.safetensors"
+    )
+    for mine, theirs in zip(answers(tiny, folder), answers(tiny, plain), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_each_feature_may_have_a_norm_of_its_own(tiny, tmp_path):

@@ -14,6 +14,7 @@ from reference.spelling import Spelling
 
 VOCAB, BOS, EOS = 512, 510, 511
 NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?"
+STRING = r'"([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
 SPACE = r"[ \n]*"
 
 
@@ -42,6 +43,7 @@ SAME = {
     ),
     "boolean": ({"json_schema": '{"type": "boolean"}'}, "true|false"),
     "number": ({"json_schema": '{"type": "number"}'}, NUMBER),
+    "string": ({"json_schema": '{"type": "string"}'}, STRING),
     "ebnf": (
         {"ebnf": 'root ::= term (("+" | "-") term)*\nterm ::= [0-9]+ | "x"'},
         r"([0-9]+|x)([+-]([0-9]+|x))*",
@@ -64,6 +66,17 @@ def test_allowed_are_the_tokens_with_which_a_text_still_begins_one_of_the_langua
             if not expected:
                 break
             output.append(rng.choice(sorted(expected)))
+
+
+@pytest.mark.parametrize("text", ['"a\\', '"\\\\', '"a\\/', '"\\/\\', '"\\u', '"\\u1', '"\\u12af', "", '"'])
+def test_a_slash_may_be_escaped_in_json_and_special_tokens_are_their_text(spelling, text):
+    own = language(spelling, json_schema='{"type": "string"}')
+    assert own.unspelled == ()
+    texts = [spelling.text([token]) for token in range(VOCAB - 1)]
+    found = own.allowed([spelling.one(character) for character in text])
+    assert [bool(one) for one in found[:-1]] == [
+        bool(regex.fullmatch(STRING, text + one, partial=True)) for one in texts
+    ]
 
 
 def test_it_says_nothing_outside_the_language_behind_its_end_and_before_thoughts_end(spelling):

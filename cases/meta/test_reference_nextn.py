@@ -1,5 +1,6 @@
 """Next-token layers against Hugging Face's parts (see cases.meta.published_heads)."""
 
+import json
 import shutil
 
 import pytest
@@ -62,6 +63,33 @@ def test_a_layer_shares_the_embedding_and_head_of_the_target_that_it_runs_behind
     said = [one.forward(tokens, rows, torch.arange(ROWS), Sight.causal(ROWS))[0] for one in (mixed, wanted)]
     assert torch.equal(*said)
     assert torch.equal(mixed.logits(rows), wanted.logits(rows))
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
+def test_a_layer_in_a_folder_of_its_own_is_its_layer_0(tmp_path, family):
+    """As it is published for SGLang (lmsys/DeepSeek-V3-NextN)."""
+    whole, main, alone = (tmp_path / name for name in ("whole", "main", "alone"))
+    hf, _ = make_pair(family, 1, whole)
+    prefix, raw = f"model.layers.{hf.config.num_hidden_layers}.", json.loads((whole / "config.json").read_text())
+    tensors = load_file(whole / "model.safetensors")
+    own = {name.replace(prefix, "model.layers.0."): one for name, one in tensors.items() if name.startswith(prefix)}
+    parts = {main: {name: one for name, one in tensors.items() if not name.startswith(prefix)}, alone: own}
+    named = {"architectures": [f"{raw['architectures'][0]}NextN"], "num_hidden_layers": 1}
+    for folder, config in ((main, raw), (alone, raw | named)):
+        folder.mkdir()
+        save_file(parts[folder], folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(config))
+    tokens, rows = torch.arange(ROWS) % VOCAB, torch.randn(ROWS, HIDDEN, generator=torch.Generator().manual_seed(3))
+    said = [
+        load_pair(target, draft)[1].forward(tokens, rows, torch.arange(ROWS), Sight.causal(ROWS))[0]
+        for target, draft in ((whole, whole), (main, alone))
+    ]
+    assert torch.equal(*said)
+    (alone / "config.json").write_text(json.dumps(raw | named | {"num_hidden_layers": 2}))
+    with pytest.raises(CheckpointError, match="num_hidden_layers is 2; this reference builds only 1"):
+        load_pair(main, alone)
+    with pytest.raises(CheckpointError, match="architectures is"):
+        load_target(alone, provider="paper")
 
 
 def test_a_folder_without_a_next_token_layer_names_what_is_missing(tmp_path):

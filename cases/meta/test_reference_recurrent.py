@@ -1,4 +1,4 @@
-"""The recurrent states that the reference says a text has, against those that Hugging Face's Qwen3-Next keeps of it."""
+"""The recurrent states that the reference says a text has, against those that Hugging Face's modules keep of it."""
 
 import numpy as np
 import pytest
@@ -18,15 +18,19 @@ torch.set_num_threads(1)
 GREATEST = 2e-4
 
 
+@pytest.fixture(scope="module", params=["hybrid", "hybrid-tree", "hybrid-dense"])
+def boot(request):
+    return RECURRENT[request.param]
+
+
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return make("hybrid-tiny", tmp_path_factory.mktemp("pairs"))
+def pair(boot, tmp_path_factory):
+    return make(boot.checkpoint, tmp_path_factory.mktemp("pairs"))
 
 
-@pytest.fixture(scope="module", params=["hybrid", "hybrid-tree"])
-def replayed(pair, request_of, request):
+@pytest.fixture(scope="module")
+def replayed(pair, request_of, boot):
     """A free run as an engine's, and what the reference says of it."""
-    boot = RECURRENT[request.param]
     scenario = Scenario(
         name="alone",
         checkpoint=boot.checkpoint,

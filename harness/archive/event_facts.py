@@ -28,12 +28,13 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "idle_state": ("round", "phase"),
     "busy_state": ("round", "phase"),
     "tails": ("round", "rids", "attempts", "committed", "holes", "wrong"),
-    "window": ("round", "phase", "window", "rids", "attempts", "committed", "rows", "held_from", "gone", "shared"),
+    "window": ("round", "phase", "window", "rids", "attempts", "committed", "lens", "held_from", "gone", "shared"),
     "recurrent": ("round", "phase", "rids", "attempts", "committed", "state", "conv"),
     "recurrent_rows": ("rid", "attempt", "first", "length", "refused"),
     "host": ("round", "what", "rid", "host", "device"),
     "abort": ("rid",),
     "answer": ("rid", "meta", "pieces"),
+    "written": ("rid", "length", "matched", "text"),
     "logprobs": ("rid", "first", "own", "scales", "top_ids", "top_values", "ids"),
     "transfer": ("rid",),
     "update": ("what", "success", "message"),
@@ -96,6 +97,7 @@ class _Said(BaseModel):
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     moving: tuple[str, ...] = ()
+    sent: dict[str, tuple[int, int]] = {}
     tokens: int = 0
     output_ids: tuple[int, ...] = ()
     margins: tuple[float | str, ...] = ()
@@ -108,12 +110,13 @@ class _Said(BaseModel):
     prefixes: tuple[int, ...] = ()
     holes: tuple[int, ...] = ()
     wrong: tuple[int, ...] = ()
+    lens: tuple[int, ...] = ()
     held_from: tuple[int, ...] = ()
     gone: tuple[int, ...] = ()
     shared: tuple[int, ...] = ()
     state: tuple[tuple[float | None, ...], ...] = ()
     conv: tuple[tuple[float | None, ...], ...] = ()
-    length: int = 0
+    length: int | None = 0
     refused: dict[str, int] = {}
     tp_rank: int = 0
     column: str = ""
@@ -145,6 +148,8 @@ def unfit(name: str, data: dict[str, Any]) -> str:
         said = validated(data, _Said)
     except BadDocument as error:
         return f"event {name!r}: {error}"
+    if said.length is None and name != "written":  # of a text that nothing stops
+        return f"event {name!r}: length: found null\n  allowed: a whole number"
     shares = [data[key] for key in NEEDS[name] if key not in OF_ALL] if name in A_SHARE else []
     if any(not isinstance(one, list | tuple) or len(one) != len(said.rids) for one in shares):
         return f"event {name!r}: its lists are of different lengths\n  allowed: one entry a request in each"

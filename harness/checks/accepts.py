@@ -9,7 +9,10 @@ rules and recorded uniforms; whether those are uniform is a question for many ru
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from harness.checks.evidence import Evidence, Table, tabulate
@@ -42,8 +45,42 @@ def check_greedy_walk(evidence: Evidence) -> CheckResult:
     greedy = {request.rid for request in evidence.scenario.requests if request.greedy and not request.rules}
     for share, nodes in evidence.table.each(Phase.VERIFY):
         if share[1] in greedy and evidence.table.of(share, Phase.ACCEPT):
-            _judge_walk(evidence, share, walk(evidence, nodes), result)
+            ties = drawn_ties(evidence, share, nodes)
+            _judge_walk(evidence, share, walk(evidence, nodes, ties), result)
+            for node, token in ties.items():
+                row = next(row for row in nodes if evidence.table.ints["slot"][row] == node)
+                best = evidence.table.chosen(row)[0]
+                found = evidence.divergence(row, kind=Kind.ACCEPT, expected=best, observed=token, hint="wrong-token")
+                result.decide(replace(found, policy=Policy.TIE, margin=0.0), limit=sys.float_info.min)
     return result
+
+
+def drawn_ties(evidence: Evidence, share: Share, nodes: list[int]) -> dict[int, int]:
+    """node -> token that was committed there instead of the engine's own choice, whose logit is the very same.
+
+    Uniforms decide a whole batch, and draw from all tokens that share the best logit, which in half precision are two
+    at times; alone, a greedy request takes the first of them. nodes: VERIFY rows of a share.
+    """
+    found: dict[int, int] = {}
+    rounds = {(event.dp_rank, event.data["round"]) for event in evidence.engine.events if event.name == "coins"}
+    if not nodes or (share[0], evidence.table.ints["round"][nodes[0]]) not in rounds:
+        return found
+    rows = {evidence.table.ints["slot"][row]: row for row in nodes}
+    committed = _walked(evidence.table, evidence.table.of(share, Phase.ACCEPT))
+    for _ in nodes:
+        expected = walk(evidence, nodes, found) or []
+        pairs = zip(committed, expected, strict=False)
+        token, node = next(((seen[0], due[1]) for seen, due in pairs if seen[0] != due[0]), (-1, -1))
+        if node not in rows or token not in _as_good(evidence, rows[node]):
+            return found
+        found[node] = token
+    return found
+
+
+def _as_good(evidence: Evidence, row: int) -> list[int]:
+    """Tokens that have the best logit of an engine row."""
+    ids, logits = (evidence.table.rows.lists[name][row] for name in ("top_ids", "top_logits"))
+    return [int(token) for token, logit in zip(ids, logits, strict=True) if logit == logits[0]]
 
 
 def truncated(evidence: Evidence, share: Share) -> bool:
@@ -56,10 +93,10 @@ def truncated(evidence: Evidence, share: Share) -> bool:
     return evidence.last[share[1]].share == share
 
 
-def walk(evidence: Evidence, nodes: list[int]) -> Walk | None:
+def walk(evidence: Evidence, nodes: list[int], instead: Mapping[int, int] = MappingProxyType({})) -> Walk | None:
     """(token, node that chose it) in order of commitment, the bonus last; None if a choice is not recorded.
 
-    nodes: VERIFY row numbers of one share, by slot.
+    nodes: VERIFY row numbers of one share, by slot. instead: node -> token that counts as its choice.
     """
     table = evidence.table
     children: dict[tuple[int, int], int] = {}
@@ -68,7 +105,7 @@ def walk(evidence: Evidence, nodes: list[int]) -> Walk | None:
         slot = table.ints["slot"][index]
         children.setdefault((table.ints["parent"][index], table.ints["input_id"][index]), slot)
         if table.chosen(index):
-            chosen[slot] = table.chosen(index)[0]
+            chosen[slot] = instead.get(slot, table.chosen(index)[0])
     committed: Walk = []
     node: int | None = 0
     while node is not None and len(committed) <= len(nodes):
@@ -166,12 +203,13 @@ def _walks(evidence: Evidence, rids: set[str], event: str, *, nothing: str) -> C
 
 
 def judged_walks(evidence: Evidence) -> frozenset[Share]:
-    """Shares whose walk another length of is a finding, or a near tie, of checks `sampled` and `rules`."""
+    """Shares whose walk another length of is a finding, or a near tie, of checks `walk`, `sampled` and `rules`."""
     if evidence.reference is None:
         return frozenset()
     decided = _decided(evidence.reference, Phase.ACCEPT)
+    tied = {share for share, nodes in evidence.table.each(Phase.VERIFY) if drawn_ties(evidence, share, nodes)}
     return frozenset(
-        share for share, data in decided.items() if data.get("keys") or data["margin"] < _limit(evidence, data)
+        tied | {share for share, data in decided.items() if data.get("keys") or data["margin"] < _limit(evidence, data)}
     )
 
 
@@ -183,7 +221,7 @@ def usual_draws(evidence: Evidence) -> float:
     """
     assert evidence.reference is not None
     margins = [
-        event.data["margin"] / (_limit(evidence, event.data) / 4)
+        float(event.data["margin"]) / (_limit(evidence, event.data) / 4)
         for event in evidence.reference.events
         if event.name in ("sampled", "ruled") and not evidence.scenario.request(event.data["rid"]).greedy
     ]
@@ -198,9 +236,13 @@ def _limit(evidence: Evidence, decided: dict[str, Any]) -> float:
 
 
 def _decided(reference: Trace, phase: Phase, *names: str) -> dict[Share, dict[str, Any]]:
-    """What the reference says of each choice that is no question of the best logit, by share."""
+    """What the reference says of each choice that is no question of the best logit, by share.
+
+    A stored margin without end is a word.
+    """
     return {
         (event.dp_rank, event.data["rid"], event.data["attempt"], event.data["committed"]): event.data
+        | {"margin": float(event.data["margin"])}
         for event in reference.events
         if event.name in (names or ("sampled", "ruled")) and event.data.get("phase", Phase.ACCEPT) == phase
     }

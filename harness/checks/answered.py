@@ -187,13 +187,35 @@ def check_streamed(evidence: Evidence) -> CheckResult:
             continue
         result.count("counts", len(answer.pieces))
         whole = Piece(output_ids=end.output_ids, meta=answer.meta)
-        faults = (fault for piece, after in pairwise((*answer.pieces, whole)) for fault in _broken(piece, after))
+        faults = [fault for piece, after in pairwise((*answer.pieces, whole)) for fault in _broken(piece, after)]
+        faults += _spaced(evidence, request, answer)
         for place, (hint, observed, expected) in faults:
             index = len(request.input_ids) + place
             kind = Kind.TOKEN if hint == "piece-other-token" else Kind.SHAPE
             found = at_token(evidence, request.rid, index, kind=kind, observed=observed, expected=expected, hint=hint)
             result.divergences.append(found)
     return result
+
+
+def _spaced(
+    evidence: Evidence, request: RequestSpec, answer: Answer
+) -> Iterator[tuple[int, tuple[str, object, object]]]:
+    """As `_broken`: a piece that comes before its interval is full, and one that does not come when it is.
+
+    SGLang's rule: the first token at once, then whenever as many are unsent. A text that may be the beginning of a stop
+    string waits for what follows.
+    """
+    interval = request.stream_interval or 1
+    counts = [len(piece.output_ids) for piece in answer.pieces[:-1]]
+    for before, after in pairwise(counts):
+        if 0 < after - before < interval:
+            yield after - 1, ("piece-early", after - before, f"{interval} tokens")
+    turns = (event for event in evidence.engine.events if event.name == "turn")
+    for sent, known in (
+        event.data["sent"][request.rid] for event in turns if request.rid in event.data.get("sent", ())
+    ):
+        if known - sent >= interval and not request.ends_by_text:
+            yield known - 1, ("piece-late", f"{known - sent} tokens unsent", f"fewer than {interval}")
 
 
 def _broken(piece: Piece, after: Piece) -> Iterator[tuple[int, tuple[str, object, object]]]:

@@ -7,7 +7,7 @@ events (one a model forward, `busy_state` where it has work) are all there is to
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ LOST = "ended-from-outside"
 LEAKED = re.compile(r"mem(?:ory)? leak detected!.*", re.IGNORECASE | re.DOTALL)
 LEVELS = re.compile(r"\b(total|available|evictable|protected|session_held|uncached)(?:_size)?=(\d+)")
 #: Forwards that every rank of a DP group must enter together, since each contains collectives.
-COLLECTIVE = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.VERIFY, Phase.EXTEND)
+COLLECTIVE = ((Phase.PREFILL,), (Phase.DRAFT_PREFILL,), (Phase.DRAFT,), (Phase.VERIFY,), (Phase.EXTEND,))
+#: The same where one rank may verify beside another's prefill.
+COORDINATED = ((Phase.DRAFT,), (Phase.PREFILL, Phase.VERIFY), (Phase.DRAFT_PREFILL, Phase.EXTEND))
 
 
 @register(
@@ -126,14 +128,14 @@ def _lockstep(evidence: Evidence) -> Iterator[Divergence]:
             entered[phase] = entered.get(phase, 0) + count
     for scheduler_step, by_rank in sorted(scheduler_steps.items()):
         number = min(numbers[scheduler_step, rank] for rank in by_rank)
-        for phase in COLLECTIVE:
-            counts = {rank: by_rank.get(rank, {}).get(phase, 0) for rank in ranks}
+        for stage in _stages(evidence):
+            counts = {rank: _entered(stage, by_rank.get(rank, {})) for rank in ranks}
             most = max(counts.values())
             for rank, count in counts.items():
                 if count != most:
                     yield Divergence(
                         kind=Kind.LOCKSTEP,
-                        key=Key.of_rank(rank[0], phase),
+                        key=Key.of_rank(rank[0], stage[-1]),
                         round=numbers.get((scheduler_step, rank), number),
                         expected=most,
                         observed=count,
@@ -141,22 +143,33 @@ def _lockstep(evidence: Evidence) -> Iterator[Divergence]:
                     )
 
 
+def _stages(evidence: Evidence) -> tuple[tuple[Phase, ...], ...]:
+    """In order, the forwards of which every rank enters one of each."""
+    return COORDINATED if evidence.scenario.engine.dp_spec_prefill_coordination else COLLECTIVE
+
+
+def _entered(stage: tuple[Phase, ...], forwards: Mapping[str, int]) -> int:
+    """How often a rank entered one of them; forwards: by phase."""
+    return sum(forwards.get(phase, 0) for phase in stage)
+
+
 def _stuck(evidence: Evidence) -> Iterator[Divergence]:
     """LOCKSTEP in the batch that hangs: a rank that came to a later forward without all of an earlier one."""
     for event in evidence.engine.events:
         ranks = event.data.get("ranks", ()) if event.name == "hang" else ()
         entered = [(int(rank["dp_rank"]), dict(rank["forwards"]), rank) for rank in ranks if "forwards" in rank]
-        for place, phase in enumerate(COLLECTIVE):
-            most = max((forwards.get(phase, 0) for _, forwards, _ in entered), default=0)
+        stages = _stages(evidence)
+        for place, stage in enumerate(stages):
+            most = max((_entered(stage, forwards) for _, forwards, _ in entered), default=0)
             for dp_rank, forwards, rank in entered:
-                further = any(forwards.get(later, 0) for later in COLLECTIVE[place + 1 :])
-                if further and forwards.get(phase, 0) < most:
+                further = any(_entered(later, forwards) for later in stages[place + 1 :])
+                if further and _entered(stage, forwards) < most:
                     yield Divergence(
                         kind=Kind.LOCKSTEP,
-                        key=Key.of_rank(dp_rank, phase),
+                        key=Key.of_rank(dp_rank, stage[-1]),
                         round=int(rank.get("at_round", -1)),
                         expected=most,
-                        observed=forwards.get(phase, 0),
+                        observed=_entered(stage, forwards),
                         hint="fewer-forwards",
                     )
 
@@ -256,25 +269,29 @@ def _expected(evidence: Evidence, event: Event, field: str, busy: list[Event]) -
 @register(
     id="announced",
     kinds=(Kind.LOCKSTEP,),
-    reads=("engine",),
+    reads=("scenario", "engine"),
     protects="every rank learns how many tokens each rank brings to a forward, and each brings that many",
 )
 def check_announced_counts(evidence: Evidence) -> CheckResult:
     """LOCKSTEP where a count that a rank was given differs from the rows that rank fed, or pads otherwise."""
     result = CheckResult()
-    idle, busy = _by_moment(evidence, "idle_state"), _by_moment(evidence, "busy_state")
-    for moment in sorted(idle.keys() | busy.keys()):
-        events = [*busy.get(moment, ()), *idle.get(moment, ())]
-        if moment[2]:
-            continue  # later draft steps go on with the counts that SGLang padded for the first
-        rows = {event.dp_rank: event.data.get("rows") for event in events}
+    stages = {str(phase): str(stage[-1]) for stage in _stages(evidence) for phase in stage}
+    moments: dict[Moment, list[Event]] = {}
+    for name in ("busy_state", "idle_state"):
+        for (at, phase, step), events in _by_moment(evidence, name).items():
+            if not step:  # later draft steps go on with the counts that SGLang padded for the first
+                moments.setdefault((at, stages.get(phase, phase), step), []).extend(events)
+    for _, events in sorted(moments.items()):
+        rows: dict[int, Any] = {event.dp_rank: event.data.get("rows") for event in events}
         for event in events[1:]:
             if event.data.get("padding") != (expected := events[0].data.get("padding")):
                 fault = _fault(event, kind=Kind.LOCKSTEP, expected=expected, hint="padded-otherwise", field="padding")
                 result.divergences.append(fault)
         for event in events:
             announced = event.data.get("announced") or []
-            for rank, count in enumerate(announced):
+            # where ranks draft for themselves SGLang tells each its own count alone, if one prefills beside a verify
+            alone = evidence.scenario.engine.dp_spec_prefill_coordination and len(announced) == 1
+            for rank, count in [(event.dp_rank, announced[0])] if alone else enumerate(announced):
                 if rows.get(rank) is None:
                     continue  # a rank that did not enter: the resource accounting says so
                 result.count("token_counts", 1)

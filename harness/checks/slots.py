@@ -47,6 +47,7 @@ def check_slot_owners(evidence: Evidence) -> CheckResult:
     result = CheckResult()
     result.count("cache_slots", sum(slot >= 0 for slot in evidence.table.ints["cache_slot"]))
     _same_slot_both_models(evidence, result)
+    _places_in_pages(evidence, result)
     _one_owner(evidence, result)
     return result
 
@@ -72,6 +73,22 @@ def _same_slot_both_models(evidence: Evidence, result: CheckResult) -> None:
                     and expected != (table.ints["cache_slot"][index])
                 ):
                     result.divergences.append(_fault(evidence, index, expected, "draft-slot-differs"))
+
+
+def _places_in_pages(evidence: Evidence, result: CheckResult) -> None:
+    """Kept rows; of trees only prompts, since a tree's own rows lie in no order."""
+    page, table = evidence.scenario.engine.page_size, evidence.table
+    for phase in KEPT if evidence.scenario.spec.eagle_topk == 1 else PROMPT:
+        for share, indices in table.each(phase):
+            for index in indices if page > 1 else ():
+                slot, position = table.ints["cache_slot"][index], _position(evidence, share, phase, index)
+                if slot >= 0 and (slot - position) % page:
+                    result.divergences.append(_fault(evidence, index, f"{position % page} in its page", "out-of-page"))
+
+
+def _position(evidence: Evidence, share: Share, phase: Phase, index: int) -> int:
+    """Of a row that its request keeps."""
+    return evidence.table.ints["slot"][index] + (0 if phase is Phase.PREBUILT else share[3])
 
 
 def _one_owner(evidence: Evidence, result: CheckResult) -> None:
@@ -150,13 +167,13 @@ def _claim(
     number: int,
 ) -> None:
     """Record the slots a share keeps after its batch."""
-    dp_rank, rid, attempt, committed = share
+    dp_rank, rid, attempt, _ = share
     for phase in KEPT:
         for index in evidence.table.of(share, phase):
             if side and evidence.table.ints["round"][index] != number:
                 continue  # a chunk and what was handed over may begin alike, on different sides
             slot = evidence.table.ints["cache_slot"][index]
-            position = evidence.table.ints["slot"][index] + (0 if phase is Phase.PREBUILT else committed)
+            position = _position(evidence, share, phase, index)
             may_be_given_back = bool(shared) and (position < shared.get(rid, 0) or attempt > 0)
             if may_be_given_back:
                 owners.pop((dp_rank, slot), None)

@@ -28,10 +28,10 @@ def check_window_slots(evidence: Evidence) -> CheckResult:
     known = {} if evidence.reference is None else evidence.reference.header
     for event in (event for event in evidence.engine.events if event.name == "window"):
         data, window = event.data, int(known.get(WINDOW, event.data["window"]))
-        names = ("rids", "attempts", "committed", "rows", "held_from", "shared")
-        for rid, attempt, committed, rows, held_from, shared in zip(*(data[name] for name in names), strict=True):
+        names = ("rids", "attempts", "committed", "lens", "held_from", "shared")
+        for rid, attempt, committed, length, held_from, shared in zip(*(data[name] for name in names), strict=True):
             needed = max(0, committed + 1 - window)
-            result.count("window_slots", committed + rows - needed)
+            result.count("window_slots", committed + length - needed)
             place = {"dp_rank": event.dp_rank, "rid": rid, "attempt": attempt, "committed": committed}
             key = Key(phase=data["phase"], step=0, slot=0, **place)
             for wrong, hint, expected, observed in (

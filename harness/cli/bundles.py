@@ -32,7 +32,10 @@ def pack(
     part: Annotated[
         str, typer.Option(help="Pack only what the releases' bundle leaves out: 'flashinfer' or 'fa3'.")
     ] = "",
-    with_: Annotated[str, typer.Option("--with", help="Pack a part with the releases: 'flashinfer' or 'fa3'.")] = "",
+    with_: Annotated[
+        list[str] | None,
+        typer.Option("--with", help="Pack a part with the releases: 'flashinfer', 'fa3'; repeatable."),
+    ] = None,
     with_control: Annotated[
         bool, typer.Option("--with-control/--engines-only", help="Also what the test suite needs there.")
     ] = True,
@@ -45,7 +48,8 @@ def pack(
     from harness.machines.text import render_bundle
 
     console = Console()
-    limit = _check(output, torch=torch, python=python, parts=(("--part", part), ("--with", with_)), split=split)
+    parts = [("--part", part), *(("--with", one) for one in with_ or ())]
+    limit = _check(output, torch=torch, python=python, parts=parts, split=split)
     manifest = write_bundle(
         [named(version) for version in dict.fromkeys(versions)],
         torch=torch,
@@ -53,7 +57,7 @@ def pack(
         output=output,
         with_control=with_control,
         part=part,
-        include=with_,
+        include=with_ or (),
         with_torch=with_torch,
         cards=cards,
         limit=limit,

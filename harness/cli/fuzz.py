@@ -19,6 +19,7 @@ from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
 from harness.cli.programs import check_family, of_pair, past_eos, tokens_of, usual_family
 from harness.cli.settings import takes_settings
 from harness.contract.outputs import check_target, write_json
+from harness.contract.providers import WITNESS
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
 from harness.driving.adapt import NOTHING, Wanted, undrawn
@@ -72,7 +73,7 @@ def command(
 
     Judges as `run` does, with the same exit codes.
     """
-    from cases.generation import generate  # Hypothesis
+    from cases.generation import generate, greedy  # Hypothesis
 
     console = Console(stderr=json == "-")
     check_target(json)
@@ -113,8 +114,13 @@ def command(
         spawn=spawn,
         wanted=wanted,
         runs=runs,
-        assumed=sorted({*(assume or ()), *(one for each in boots for one in each.assumes)}),
+        assumed=assume or (),
+        usual=[one for each in boots for one in each.assumes],
     )
+    if plan.reference == WITNESS:
+        plan = replace(plan, scenarios=tuple(greedy(plan.scenarios)))
+        left = counted(len(plan.scenarios), "scenario")
+        say(console, f"{left} of {len(scenarios)}, of greedy tokens alone: a witness follows nothing else")
     plan = replace(plan, box=None if seconds is None else seconds / len(boots))
     with kept(json, interrupted_run), LiveLine(console) as line:
         result = run(plan, observers=[line])

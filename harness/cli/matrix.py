@@ -61,6 +61,7 @@ def command(
     ] = None,
     device: options.Device = "cpu",
     gpu_share: options.GpuShare = None,
+    boots_ahead: options.BootsAhead = None,
     wanted: Wanted = NOTHING,
     runs: options.Runs = None,
     json: options.Json = None,
@@ -91,6 +92,7 @@ def command(
             device=device,
             revert=_one_of(reverts),
             gpu_share=gpu_share,
+            boots_ahead=boots_ahead,
             wanted=wanted,
         )
         return run_night(asked, console=console, json=json)
@@ -108,6 +110,7 @@ def command(
                 device=device,
                 revert=one,
                 gpu_share=gpu_share,
+                boots_ahead=boots_ahead,
                 wanted=wanted,
                 runs=runs,
                 assumed=together[0].assumes,

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS, Mutant
 from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept, typed_again
+from harness.cli.programs import check_scenarios
 from harness.cli.settings import takes_settings
 from harness.contract.outputs import check_target, writable, write_json
+from harness.contract.providers import AUTO
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import NOTHING, Wanted, adapted
 from harness.search.scoreboard import document
@@ -21,7 +25,7 @@ from reports.prose import say
 
 
 @guarded
-@takes_settings(("graphs",))
+@takes_settings(("graphs", "prefill_graphs", "server_arg"))
 def command(
     engine: options.Release = None,
     device: options.Device = "cpu",
@@ -42,8 +46,12 @@ def command(
     console = Console(stderr=json == "-")
     check_target(json)
     prepare.check_device(device)
-    adapted([], wanted, device=device)
     mutants = _chosen(only)
+    needs = {mutant.needs for mutant in mutants}
+    exercises = {need: adapted(made, wanted, device=device) for need, made in EXERCISES.items() if need in needs}
+    asked = list(chain.from_iterable(exercises.values()))
+    check_scenarios(asked, device=device)
+    reference = prepare.provider(AUTO, None, asked, say=lambda text: say(console, text))
     lease = prepare.gpu_lease(device, gpu_share)
     root = writable(prepare.runs_root(runs))
     env = prepare.engine_environment(engine, lambda text: say(console, text))
@@ -54,13 +62,14 @@ def command(
         device=device,
         logs=logs,
         lease=lease,
+        reference=reference,
         copies=True,
         mutants_in_graphs=bool(wanted.cuda_graph),
         assumed=("F-007",),  # an engine that dies of its own idle rank shows no mutant of one
     )
     try:
         with MutantLine(console) as line:
-            campaign = Campaign(engines, env.version, mutants, line, wanted.changes())
+            campaign = Campaign(engines, env.version, mutants, line, exercises)
             with kept(json, lambda stop: document(campaign.cut_off(str(stop) or "interrupted")), left=_left):
                 board = campaign.run()
     finally:

@@ -59,6 +59,10 @@ def command(
     workers: Annotated[int, typer.Option(min=1, help="Processes that ask, each with an engine.")] = 2,
     shard: Annotated[str | None, typer.Option(metavar="N/M", help="Ask only the n-th of m parts.")] = None,
     only: Annotated[str | None, typer.Option(help="Ask only these mutants, again, comma-separated.")] = None,
+    survivors_of: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Ask what survived there, in these families' scenarios, instead of drawing."),
+    ] = None,
     merge: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="Count what another shard kept too; may be repeated.")
     ] = None,
@@ -67,8 +71,8 @@ def command(
 ) -> Exit:
     """Write one line of SGLang's source wrong, many times over, and show which checks notice.
 
-    What was asked is kept, and is not asked again. Exits 0 if every mutant is killed or explained, 1 if one survives,
-    3 if not all were asked.
+    What was asked is kept, and is not asked again unless something of ours failed. Exits 0 if every mutant is killed
+    or explained, 1 if one survives, 3 if not all were asked.
     """
     console = Console(stderr=json == "-")
     check_target(json)
@@ -80,10 +84,11 @@ def command(
     prepare.check_device(device)
     if inside_graphs and not wanted.cuda_graph:
         raise UsageError("--inside-graphs: no engine captures CUDA graphs\n  add  --device cuda --cuda-graph")
-    for shard_folder in merge or ():
-        if not shard_folder.is_dir():
+    before = [] if survivors_of is None else [survivors_of]
+    for option, kept_there in [("--survivors-of", one) for one in before] + [("--merge", one) for one in merge or ()]:
+        if not kept_there.is_dir():
             raise UsageError(
-                f"--merge {shard_folder}: there is no such folder\n"
+                f"{option} {kept_there}: there is no such folder\n"
                 f"  name what another shard kept:  RUNS/mutate-{version}-FAMILIES/seed-{seed}"
             )
     lease = prepare.gpu_lease(device, gpu_share)
@@ -96,22 +101,25 @@ def command(
     settings = [f"{name}={value}" for name, value in wanted.changes().items()]
     root = runs_root / "-".join(["mutate", version, *([] if device == "cpu" else [device]), *names, *settings])
     folder = root / (f"seed-{seed}-inside-graphs" if inside_graphs else f"seed-{seed}")
+    if survivors_of is not None:
+        folder = root / f"survivors-of-{survivors_of.resolve().parent.name}-{survivors_of.resolve().name}"
     folder.mkdir(parents=True, exist_ok=True)
     setup = Setup(env=env, package=package, place=place, folder=folder, seed=seed, examples=examples, lease=lease)
     followed = _followed(root, setup, names, a_boot=a_boot, workers=workers, console=console)
     if follow_only:
         return Exit.PASS if all(not one.why for one in followed.sounds) else Exit.UNKNOWN
-    plan = _plan(setup, followed, names, count=count, captured=inside_graphs)
+    plan = _plan(setup, followed, names, count=count, captured=inside_graphs, survivors_of=survivors_of)
     write_whole(folder / fates.PLAN, plan.model_dump_json(indent=1).encode())
     explained = fates.explanations()
     part_of = fates.shares(plan.mutants, part)
     if only is not None:
         part_of = _named(plan, prepare.split_list(only, option="only"))
-    known = {} if only is not None else fates.read_fates([folder])
+    kept_before = fates.read_fates(before if only is not None else [*before, folder])
+    known = {name: fate for name, fate in kept_before.items() if fate.end is not fates.End.ERROR}
     say(console, f"{counted(len(part_of), 'mutant')} of SGLang {version}; kept in {folder}")
 
     def board() -> Board:
-        return Board.of(plan, fates.read_fates([folder, *(merge or ())]), explained)
+        return Board.of(plan, fates.read_fates([*before, folder, *(merge or ())]), explained)
 
     with kept(json, lambda _stop: document(board()), left=lambda: f"go on:  {typed_again()}"):
         asked = {one.id: one for one in part_of}
@@ -174,8 +182,14 @@ def _tokens(scenario: Scenario) -> int:
     return sum(len(request.input_ids) + 4 * request.max_new_tokens for request in scenario.requests)
 
 
-def _plan(setup: Setup, followed: Followed, names: list[str], *, count: int, captured: bool) -> Campaign:
+def _plan(
+    setup: Setup, followed: Followed, names: list[str], *, count: int, captured: bool, survivors_of: Path | None
+) -> Campaign:
+    """Drawn from what was followed, or the mutants of another campaign of the same release."""
     ran = followed.captured if captured else followed.ran
+    drawn = None if survivors_of is None else fates.read_plan(survivors_of)
+    if drawn is not None and drawn.engine != setup.env.version:
+        raise UsageError(f"--survivors-of: drawn for SGLang {drawn.engine}\n  add  --engine {drawn.engine}")
     return Campaign(
         engine=setup.env.version,
         device=setup.place.device,
@@ -183,7 +197,9 @@ def _plan(setup: Setup, followed: Followed, names: list[str], *, count: int, cap
         seed=setup.seed,
         examples=setup.examples,
         left_out=tuple(f"{one.scenario.name}: {one.why}" for one in followed.sounds if one.why),
-        mutants=tuple(draw(setup.package, ran, count=count, seed=setup.seed, captured=captured)),
+        mutants=tuple(draw(setup.package, ran, count=count, seed=setup.seed, captured=captured))
+        if drawn is None
+        else drawn.mutants,
     )
 
 

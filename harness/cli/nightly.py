@@ -24,13 +24,13 @@ from harness.cli.outcome import BY_OUTCOME, Exit, kept, typed_again
 from harness.cli.programs import check_scenarios
 from harness.contract.outputs import writable, write_json
 from harness.contract.usage import UsageError, unknown
-from harness.contract.words import counted
+from harness.contract.words import counted, some
 from harness.driving.adapt import Wanted
 from harness.driving.live import LiveEngines
 from harness.driving.runner import git_state, own_version
 from harness.engines import envs
 from harness.night import document, store
-from harness.night.cells import Cell, Limits, plan
+from harness.night.cells import Cell, Limits, left_out, plan
 from harness.night.judge import Judgement, judge
 from harness.night.records import CellResult, Judged, Night, NightPlan
 from harness.night.run import Driver
@@ -63,6 +63,7 @@ class Asked:
     device: str = "cpu"
     revert: int | None = None
     gpu_share: float | None = None
+    boots_ahead: int | None = None
     wanted: Wanted = field(default_factory=Wanted)
 
     @property
@@ -106,18 +107,18 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     folder = store.begin(asked.nights, todo)
     say(console, f"night {todo.id}: {_share(todo)}, seed {todo.seed}; kept in {folder}")
     say(console, _ahead([cell for cell in cells if cell.key in set(todo.mine)]), style="dim")
-    for line in _not_planned(cells, asked):
-        say(console, line, style="dim")
+    for line in todo.not_planned:
+        say(console, f"not planned: {line}", style="dim")
 
-    def engines(assumed: tuple[str, ...]) -> LiveEngines:
+    def engines() -> LiveEngines:
         return LiveEngines(
             environment=environments.__getitem__,
             default=cells[0].engine,
             device=asked.device,
-            logs=folder / "logs" / "-".join(assumed),  # each counts its engines from 1
+            logs=folder / "logs",
             lease=lease,
             copies=True,
-            assumed=assumed,
+            ahead=prepare.BOOTS_AHEAD[asked.device] if asked.boots_ahead is None else asked.boots_ahead,
         )
 
     driver = Driver(
@@ -274,11 +275,19 @@ def _ahead(cells: Sequence[Cell]) -> str:
 
 def _not_planned(cells: Sequence[Cell], asked: Asked) -> list[str]:
     """What was asked for and cannot be had on a release, so that nothing is left out without a word."""
+    left = left_out(
+        engines=list(dict.fromkeys(cell.engine for cell in cells)),
+        families=[FAMILIES[name] for name in asked.chosen_families],
+        device=asked.device,
+        wanted=asked.wanted,
+        cards=_gpus(asked),
+    )
+    by_reason = dict[tuple[str, str, str], list[str]]()
+    for one in left:
+        by_reason.setdefault((one.family, one.engine, one.why), []).append(one.scenario)
     refused = [
-        f"{counted(cell.refused, 'scenario')} of {cell.key}, which this release is too old for or refuses, or which "
-        "need more GPUs"
-        for cell in cells
-        if cell.refused
+        f"{counted(len(names), 'scenario')} of {family} on {engine} ({some(names, 3)}): {why}"
+        for (family, engine, why), names in by_reason.items()
     ]
     there = {cell.name for cell in cells if cell.kind == "case"}
     cases = [
@@ -286,14 +295,7 @@ def _not_planned(cells: Sequence[Cell], asked: Asked) -> list[str]:
         for name in asked.chosen_cases
         if name not in there
     ]
-    planned = {(cell.engine, cell.name.partition("/")[0]) for cell in cells if cell.kind != "case"}
-    families = [
-        f"family {family} on {engine}, which is too old for it, refuses it, or needs more GPUs"
-        for engine in dict.fromkeys(cell.engine for cell in cells)
-        for family in asked.chosen_families
-        if (engine, family) not in planned
-    ]
-    return [f"not planned: {what}" for what in (*refused, *cases, *families)]
+    return [*refused, *cases]
 
 
 def _named(text: str | None, allowed: Sequence[str], *, what: str) -> list[str]:
@@ -345,6 +347,8 @@ def _plan(asked: Asked, cells: Sequence[Cell], shard: tuple[int, int]) -> NightP
         repeats=asked.repeats,
         shard=shard,
         planned=tuple(cell.key for cell in cells),
+        costs=tuple(cell.cost for cell in cells),
+        not_planned=tuple(_not_planned(cells, asked)),
         eaglecheck=own_version(),
         git_head=git_state()[0],
         host=platform.node(),

@@ -70,6 +70,7 @@ def make_plan(
     own: OwnPair | None = None,
     gpu_share: float | None = None,
     assumed: Sequence[str] = (),
+    usual: Sequence[str] = (),
     reference: str = AUTO,
     reference_device: str = "auto",
     env: envs.EngineEnv | None = None,
@@ -80,7 +81,8 @@ def make_plan(
     """A plan for these scenarios on one engine, its environment and checkpoints in place. engine None: the usual.
 
     env: this ready environment, whatever `engine` says. files: where the user wrote each scenario, None for ours.
-    boots_ahead: None is the device's default. spawn: start processes as SGLang does.
+    boots_ahead: None is the device's default. spawn: start processes as SGLang does. usual: what is assumed beside
+    `assumed` where nobody typed it; a witness, which predicts nothing, does without.
     """
     version = envs.resolve(engine) if env is None else env.version
     if standing := envs.standing(version):
@@ -90,7 +92,7 @@ def make_plan(
     scenarios = adapted(scenarios, wanted, device=device)
     check_possible(scenarios, version=version, device=device, files=files)
     check_scenarios(scenarios, device=device, own=own, files=files)
-    assumed = check_assumed(assumed)
+    typed, assumed = check_assumed(assumed), check_assumed(sorted({*assumed, *usual}))
     drafts = [(one.spec, one.engine) for one in scenarios]
     for text in known_issues.without_effect(assumed, drafts, release=version, device=device):
         say(text)
@@ -105,8 +107,9 @@ def make_plan(
     place = CPU
     if reference != WITNESS:
         place = reference_place(reference_device, own, scenarios, device=device, lease=lease, say=say)
-    reference = provider(reference, own, scenarios, say=say, assumed=assumed, files=files, place=place)
-    place = CPU if reference == WITNESS else place
+    reference = provider(reference, own, scenarios, say=say, assumed=assumed, typed=typed, files=files, place=place)
+    if reference == WITNESS:
+        place, assumed = CPU, typed
     if own is not None:
         say(described(own.facts()))
         if ids := own.target.eos_beyond:
@@ -137,12 +140,13 @@ def provider(
     *,
     say: Say,
     assumed: Sequence[str] = (),
+    typed: Sequence[str] = (),
     files: Sequence[Path | None] = (),
     place: Place = CPU,
 ) -> str:
     """Who judges: what was asked for, else the first provider that knows the pair; UsageError if there is none.
 
-    A damaged pair is refused, never handed on.
+    A damaged pair is refused, never handed on. typed: which of what is assumed a witness would have to predict.
     """
     why = _first(scenarios, files, unpredicted)
     if why and asked not in (AUTO, WITNESS):
@@ -155,10 +159,10 @@ def provider(
                 say(f"the target is judged by its module from Hugging Face, since ours do not know it: {why}")
             return asked
         except NoProviderError as error:
-            if asked != AUTO or _first(scenarios, files, partial(unwitnessed, assumed=assumed)):
+            if asked != AUTO or _first(scenarios, files, partial(unwitnessed, assumed=typed)):
                 raise
             say(f"no other provider knows this pair, so the witness judges it: {error.why}")
-    if why := _first(scenarios, files, partial(unwitnessed, assumed=assumed)):
+    if why := _first(scenarios, files, partial(unwitnessed, assumed=typed)):
         raise UsageError(f"--reference {WITNESS}: {why}")
     return WITNESS
 

@@ -91,13 +91,15 @@ class Upstream(_Page):
 class Nights(_Page):
     """Cells (kind/name) of a night where it was seen on the releases that were run; anywhere else it is new.
 
-    expires: the day from which that is an error. rate: least share of scenarios that show it, the lower end of the
-    exact 95 % interval of what was counted (shown, of); 1 where scenarios are fixed. It decides when to say "gone".
+    expires: the day from which that is an error. devices: those of the page if left out. rate: least share of scenarios
+    that show it, the lower end of the exact 95 % interval of what was counted (shown, of); 1 where scenarios are fixed.
+    It decides when to say "gone".
     """
 
     cells: Annotated[tuple[CellPattern, ...], Field(min_length=1)]
     expires: datetime.date
     rate: Rate = 1.0
+    devices: tuple[Literal["cpu", "cuda"], ...] | None = None
     counted: tuple[int, int] | None = None
 
 
@@ -415,6 +417,21 @@ def known_as(
     ]
     found = {text: tuple(_known(one, device) for one in able if one.looks_like(text)) for text in dict.fromkeys(texts)}
     return {text: known for text, known in found.items() if known}
+
+
+def ends_boot(scenario: Scenario, *, release: str, device: str) -> KnownIssue | None:
+    """The known issue that ends such an engine while it boots, so that nothing can be driven on it."""
+    return next(
+        (
+            one
+            for one in issues().values()
+            if not one.signatures
+            and device in one.devices
+            and one.releases.has(release)
+            and one.reached_by(scenario.spec, scenario.engine, checkpoint=scenario.checkpoint)
+        ),
+        None,
+    )
 
 
 def _known(one: KnownIssue, device: str) -> Known:

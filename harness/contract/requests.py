@@ -87,6 +87,7 @@ class RequestSpec(Strict):
     token_ids_logprob: tuple[int, ...] = ()
     return_hidden_states: bool = False
     stream: bool = False
+    stream_interval: Annotated[int, Field(ge=1)] | None = None
     unlimited: bool = False
     expect: Literal["answer", "refusal", "exhaustion"] = "answer"
 
@@ -219,6 +220,14 @@ class RequestSpec(Strict):
         return self
 
     @model_validator(mode="after")
+    def _pieces_are_asked_for(self) -> RequestSpec:
+        if self.stream_interval is not None and not self.stream:
+            raise ValueError(
+                "stream_interval needs stream true\n  allowed: set stream to true, or leave stream_interval out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _logprobs_come_back(self) -> RequestSpec:
         asked = [key for key in OF_LOGPROBS if key in self.asked]
         if asked and not self.return_logprob:
@@ -245,7 +254,7 @@ class RequestSpec(Strict):
 SAMPLING = (
     *("top_k", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens"),
     *("logit_bias", "custom_params", "stop", "stop_regex", "no_stop_trim", "json_schema", "regex", "ebnf", "n"),
-    *("stop_token_ids", "sampling_seed"),
+    *("stop_token_ids", "sampling_seed", "stream_interval"),
 )
 GENERATE = (
     *("custom_logit_processor", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"),

@@ -140,7 +140,8 @@ class EngineConfig(Strict):
     schedule_conservativeness: below 1 SGLang admits more than its pool holds at the end, and takes requests back then.
     mem_fraction_static None: half of the device, of which max_total_tokens takes what it needs.
 
-    enable_dp_lm_head: each DP rank computes the logits of its own requests alone.
+    enable_dp_lm_head: each DP rank computes the logits of its own requests alone. dp_spec_prefill_coordination: a DP
+    rank verifies beside another's prefill instead of waiting, by SGLang's environment variable of that name.
 
     enable_mixed_chunk: requests that run join a batch of prompt chunks, with a plain decode of one token each.
 
@@ -185,6 +186,7 @@ class EngineConfig(Strict):
     chunked_prefill_size: Annotated[int, Field(ge=1, le=LONGEST)] | None = Field(default=None, description=CONTEXT_IS)
     running_limit: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, description=RUNNING_IS)
     enable_dp_lm_head: bool = False
+    dp_spec_prefill_coordination: bool = False
     enable_mixed_chunk: bool = False
     disaggregation: bool = False
     disaggregation_decode_radix_cache: bool = False
@@ -411,10 +413,9 @@ def _check_sides(scenario: Scenario) -> None:
         raise ValueError("engine.disaggregation_prefill needs engine.disaggregation\n  allowed: both, or neither")
     if scenario.engine.prefill_cuda_graph and not scenario.engine.cuda_graph:
         raise ValueError("engine.prefill_cuda_graph needs engine.cuda_graph\n  allowed: both, or neither")
-    if scenario.engine.enable_dp_lm_head and scenario.engine.dp_size == 1:
-        raise ValueError(
-            "engine.enable_dp_lm_head needs engine.dp_size above 1, as SGLang does\n  allowed: both, or neither"
-        )
+    for name in ("enable_dp_lm_head", "dp_spec_prefill_coordination"):
+        if getattr(scenario.engine, name) and scenario.engine.dp_size == 1:
+            raise ValueError(f"engine.{name} needs engine.dp_size above 1, as SGLang does\n  allowed: both, or neither")
     if scenario.engine.lora_paths and (scenario.engine.disaggregation or scenario.engine.dp_size > 1):
         raise ValueError(
             "engine.lora_paths is driven on one engine of one DP rank\n"

@@ -63,6 +63,12 @@ def streamed_in_pieces(scenario: Scenario, trace: Trace) -> Iterator[Place]:
             yield from parts_of_request(trace, rid)[-1:]
 
 
+@coverage_point("a verify of a stream that asks for pieces of several tokens")
+def streamed_by_interval(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    spaced = {request.rid for request in scenario.requests if (request.stream_interval or 1) > 1}
+    yield from (part for part in verify_parts(trace) if part.rid in spaced)
+
+
 @coverage_point("hidden states came back of several tokens that one verify committed")
 def accepted_run_states(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (part for part in _longer(trace) if f"{RETURNED}{part.rid}" in trace.tensors)

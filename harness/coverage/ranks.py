@@ -1,7 +1,8 @@
 """Coverage points of DP ranks that run in step. See `harness/coverage`.
 
-An idle rank takes part in a batch because another rank has one. SGLang never lets one rank prefill beside another's
-verify while it speculates: the rank that could verify is held idle for that batch, with its requests.
+An idle rank takes part in a batch because another rank has one. Unless it was told to (dp_spec_prefill_coordination),
+SGLang never lets one rank prefill beside another's verify while it speculates: the rank that could verify is held idle
+for that batch, with its requests.
 """
 
 from __future__ import annotations
@@ -126,6 +127,13 @@ def held_idle_by_prefill(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     for record, busy in _idle(trace):
         if any(one.mode == "PREFILL" for one in busy) and held.get((record.scheduler_step, record.dp_rank)):
             yield record
+
+
+@coverage_point("a rank that verifies beside another rank's prefill", where=Where.RANKS)
+def verify_beside_prefill(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    for by_rank in _scheduler_steps(trace).values():
+        if any(record.mode == "PREFILL" for record in by_rank.values()):
+            yield from (record for record in by_rank.values() if record.mode == "DECODE")
 
 
 @coverage_point("a rank idle beside a chunk that does not end another rank's prompt", where=Where.RANKS)

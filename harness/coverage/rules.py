@@ -30,7 +30,14 @@ def _decided_by(scenario: Scenario, trace: Trace, key: str) -> Iterator[Place]:
             yield part
 
 
+def _held_back(scenario: Scenario, trace: Trace, key: str) -> Iterator[Place]:
+    """Where fewer than min_new_tokens were generated."""
+    until = {one.rid: len(one.input_ids) + one.min_new_tokens for one in scenario.requests if one.min_new_tokens}
+    yield from (part for part in verify_parts(trace) if part.start + 1 < until.get(part.rid, 0))
+
+
 points_of_keys(KEYS, _decided_by)
+points_of_keys(("min_new_tokens",), _held_back)
 
 
 @coverage_point("a token after a prompt that a request's keys decide")

@@ -8,7 +8,7 @@ from harness.contract.admission import EXHAUSTED, too_long
 from harness.contract.batches import Part
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
-from harness.coverage.points import Place, coverage_point, parts_of_request
+from harness.coverage.points import Place, coverage_point, parts_of_request, verifies
 
 
 def _errors(trace: Trace) -> dict[str, str]:
@@ -21,6 +21,20 @@ def too_long_refused(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     for request in scenario.requests:
         if request.rid in _errors(trace) and too_long(request, scenario.spec, scenario.engine):
             yield None
+
+
+@coverage_point("a verify with several samples of one request")
+def samples_of_one_prompt(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    samples = [{run.rid for run in one.runs[1:]} for one in scenario.requests]
+    yield from (one for one in verifies(trace) if any(len(own & set(one.rids)) > 1 for own in samples))
+
+
+@coverage_point("a request that asks for no number of tokens, and ends by itself")
+def unlimited_ended(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    unlimited = {one.rid for one in scenario.requests if one.unlimited}
+    for end in trace.ends:
+        if end.rid in unlimited and end.reason in ("stop", "length"):
+            yield from parts_of_request(trace, end.rid)[-1:]
 
 
 @coverage_point("a request refused because as many wait as may")

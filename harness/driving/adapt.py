@@ -38,9 +38,15 @@ FIRST_WITH_HANDED_REJECTION = Version("0.5.23")
 FIRST_WITH_LORA = Version("0.5.19")
 #: The first release that is known to change the number of steps while it serves, zero included.
 FIRST_ADAPTIVE = Version("0.5.17")
-#: Settings and pairs of ours that were first driven on these; earlier ones end at their boot, on a CPU at least.
+#: Settings, and pairs of ours on a device, that were first driven on these; earlier ones end at their boot.
 FIRST_WITH_HOST_CACHE = Version("0.5.17")
-FIRST_WITH_PAIR = {"hybrid-tiny": Version("0.5.23")}
+FIRST_WITH_PAIR = {
+    ("hybrid-tiny", "cpu"): Version("0.5.23"),
+    ("hybrid-tiny", "cuda"): Version("0.5.17"),
+    **{("hybrid-dense", device): Version("0.5.23") for device in DEVICES},
+}
+#: The first release that is known to let DP ranks verify beside a prefill; 0.5.18 to 0.5.22 were not tried.
+FIRST_COORDINATED = Version("0.5.23")
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
 LAST_WITHOUT_DECODE_CACHE = Version("0.5.17")
 #: Up to here the kernel that lays out pages (alloc_extend) takes powers of two only, as it still does on a GPU; what
@@ -172,7 +178,7 @@ def refusal(scenario: Scenario, *, version: str, device: str) -> str:
     """Why the scenario is not driven there, with what to do instead; empty if it is."""
     return (
         impossible(scenario.spec, scenario.engine, version=version, device=device)
-        or too_old(scenario, version=version)
+        or too_old(scenario, version=version, device=device)
         or too_deep(scenario)
         or unfollowed(scenario, version=version)
         or unserved(scenario, version=version)
@@ -211,6 +217,12 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"{spec.algorithm}\n  allowed: engine.enable_mixed_chunk false, or EAGLE or EAGLE3 on a release from "
             f"{FIRST_MIXED} on"
         )
+    if engine.dp_spec_prefill_coordination and (Version(version) < FIRST_COORDINATED or spec.algorithm == "MTP"):
+        return (
+            f"engine.dp_spec_prefill_coordination is on, which SGLang {version} does not have for {spec.algorithm} (DP "
+            "spec/prefill coordination requires single-layer EAGLE, EAGLE3 or DSPARK)\n  allowed: leave it out, or "
+            f"EAGLE or EAGLE3 on a release from {FIRST_COORDINATED} on"
+        )
     if engine.lora_paths and Version(version) < FIRST_WITH_LORA:
         return (
             f"engine.lora_paths is set, and SGLang {version} says: Currently LoRA is only compatible with NGRAM "
@@ -246,13 +258,13 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
     return ""
 
 
-def too_old(scenario: Scenario, *, version: str) -> str:
-    """Why a release does not serve one of our pairs; empty if it does, or it is none of ours."""
-    first = FIRST_WITH_PAIR.get(scenario.checkpoint)
+def too_old(scenario: Scenario, *, version: str, device: str) -> str:
+    """Why a release does not serve one of our pairs there; empty if it does, or it is none of ours."""
+    first = FIRST_WITH_PAIR.get((scenario.checkpoint, device))
     if first is None or Version(version) >= first:
         return ""
     return (
-        f"checkpoint is {scenario.checkpoint!r}, which is not driven on SGLang {version}\n"
+        f"checkpoint is {scenario.checkpoint!r}, which is not driven on SGLang {version} on {device}\n"
         f"  allowed: another checkpoint, or a release from {first} on"
     )
 
@@ -310,8 +322,18 @@ def undrawn(scenario: Scenario, env: EngineEnv, *, device: str) -> str:
     """Why this release, as it was unpacked, cannot draw tokens that are asked for; empty if it can.
 
     On a GPU it cuts by `top_k`, which greedy requests set for a whole batch, and draws from the target's distribution
-    by flashinfer's kernels; rejection sampling alone is its own.
+    by flashinfer's kernels; rejection sampling alone is its own. Grammars are xgrammar's, of which a bundle has a stub.
     """
+    backend = scenario.engine.grammar_backend
+    if (
+        env.unpacked
+        and backend != "none"
+        and not any((part / backend / "grammar.py").is_file() for part in env.pythonpath)
+    ):
+        return (
+            f"engine.grammar_backend is {backend}, which is not in the bundle that SGLang {env.version} came out of\n"
+            "  allowed: requests without grammars and engine.grammar_backend none; or an engine installed from an index"
+        )
     whole = device == "cpu" or not env.unpacked or any((part / "flashinfer").is_dir() for part in env.pythonpath)
     drawing = next((one for one in scenario.requests if not one.greedy), None)
     if whole or drawing is None:
@@ -321,8 +343,8 @@ def undrawn(scenario: Scenario, env: EngineEnv, *, device: str) -> str:
         return ""
     return (
         f"request {drawing.rid!r} samples, and SGLang {env.version} draws by flashinfer's kernels, which are not in "
-        "its bundle\n  allowed: temperature 0; engine.rejection_sampling where all requests sample without cuts; or an "
-        "engine installed from an index"
+        "its bundle\n  allowed: temperature 0; engine.rejection_sampling where all requests sample without cuts; a "
+        "bundle made --with flashinfer; or an engine installed from an index"
     )
 
 

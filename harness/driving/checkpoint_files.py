@@ -28,7 +28,7 @@ INDEXES = {"*.safetensors": "model.safetensors.index.json", "pytorch_model*.bin"
 #: How a .bin begins that was written before torch saved zip files; its tensors' names cannot be seen from outside.
 OLD_BIN = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 #: Types of models with linear attention whose kernels run on a CPU, or are replaced there.
-ON_A_CPU = ("qwen3_next",)
+ON_A_CPU = ("qwen3_next", "qwen3_5_text")
 #: Keys of models with layers of linear attention.
 LINEAR = ("linear_num_value_heads", "linear_attn_config")
 #: What safetensors and torch's storages call a dtype -> torch's name.

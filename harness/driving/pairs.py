@@ -6,6 +6,7 @@ engine is booted: what it can compute is accepted, whatever it is called. This m
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from harness.driving.checkpoint_files import OWN
 from harness.driving.own_pair import OwnPair
 from harness.driving.place import CPU, Place
 from harness.driving.tiny_pairs import root
+from harness.engines.launch import dtype_on
 
 
 class NoProviderError(UsageError):
@@ -50,18 +52,19 @@ def checkpoint_pairs(
 ) -> dict[str, tuple[Path, Path]]:
     """(target, draft) folders for every checkpoint the scenarios name, made on the spot unless it is the user's own.
 
-    On a device whose kernels are not built for a pair, the pair made for it instead (see cases.checkpoints).
+    On a device or in a dtype that a pair is not for, the pair made for it instead (see cases.checkpoints).
     """
-    named = sorted({scenario.checkpoint for scenario in scenarios})
+    asked = {(one.checkpoint, dtype_on(device, one.engine.dtype)) for one in scenarios}
     if own is not None:
-        return dict.fromkeys(named, own.folders)
-    for name in named:
-        if why := checkpoints.UNFIT.get((name, device)):
-            raise UsageError(
-                f"the tiny pair {name!r} cannot run on {device}: {why}\n  leave --device {device} out: it runs on a CPU"
-            )
+        return {name: own.folders for name, _ in asked}
+    named = {(name, checkpoints.on_device(name, device, dtype)) for name, dtype in sorted(asked)}
+    if twice := next((name for name, count in Counter(name for name, _ in named).items() if count > 1), None):
+        raise UsageError(
+            f"checkpoint {twice!r} is needed in several dtypes, each with a config of its own\n"
+            "  allowed: one in a run:  --dtype bfloat16"
+        )
     try:
-        made = {name: checkpoints.make(checkpoints.on_device(name, device), root()) for name in named}
+        made = {name: checkpoints.make(instead, root()) for name, instead in named}
     except OSError as error:
         raise UsageError(
             f"cannot make checkpoints in {root()}: {error.strerror}\n"

@@ -6,6 +6,7 @@ It must not judge, and must not know what a run or a test is.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,8 @@ class EnginePool:
     preparing: Callable[[str, Path], None] = lambda _text, _log: None
     booted: Callable[[Engine], None] = lambda _engine: None
     boots: int = 0
+    #: seconds in which nothing could be driven since an engine was not there yet
+    waited: float = 0.0
     _engine: Engine | None = None
     _key: str = ""
     _fork_servers: ForkServers | None = None
@@ -74,7 +77,11 @@ class EnginePool:
         key = _key_of(launch)
         if self._engine is None or self._key != key or not self.alive():
             self.close()
-            self._engine, self._key = self._up(launch, key), key
+            start = time.monotonic()
+            try:
+                self._engine, self._key = self._up(launch, key), key
+            finally:
+                self.waited += time.monotonic() - start
             self.booted(self._engine)
         return self._engine
 

@@ -194,8 +194,11 @@ def _wait_for(going: _Run, scenario: Scenario, launch: Launch) -> None:
     """The engine that this scenario needs is up, and those that come after it may boot."""
     start = time.monotonic()
     going.later = [one for one in going.later if one.boot_key() != scenario.boot_key()]
-    upcoming = [going.plan.launch(one, lease=going.engines.lease) for one in going.later[: going.engines.ahead]]
-    going.engines.expect(upcoming)
+    firsts = dict[str, Scenario]()
+    for one in going.later:
+        firsts.setdefault(one.boot_key(), one)
+    upcoming = [*firsts.values()][: going.engines.ahead]
+    going.engines.expect([going.plan.launch(one, lease=going.engines.lease) for one in upcoming])
     try:
         going.engines.use(launch)
     finally:

@@ -107,6 +107,7 @@ def build_launch(
         "changed_files": list(published.changed(env)),
         "environment": _environment(device=device, revert=revert, engine=engine)
         | ({"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"} if engine.enable_unified_radix_tree else {})
+        | ({"SGLANG_ENABLE_DP_SPEC_PREFILL_COORDINATION": "1"} if engine.dp_spec_prefill_coordination else {})
         | dict(env.environ),
         "arguments": {
             "model_path": str(target),
@@ -199,6 +200,8 @@ def _environment(*, device: str, revert: int | None, engine: EngineConfig) -> di
         if ranks > 1:  # SGLang wants a NUMA node a rank unless it is given the cores to take
             cores = sorted(os.sched_getaffinity(0))
             environment[CORES] = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
+            # With a CUDA build of torch it would find NCCL, and give it ranks on a CPU.
+            environment["SGLANG_NCCL_SO_PATH"] = os.devnull
     else:
         # It compiles kernels for quantised matrices at start, which nothing here uses.
         environment["SGLANG_ENABLE_JIT_DEEPGEMM"] = "0"

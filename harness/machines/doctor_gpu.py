@@ -159,14 +159,20 @@ def judge(version: str, said: dict[str, Any], *, own_torch: bool = False) -> Ans
     runs = ", ".join(name for name, why in backends.items() if not why)
     graphs = f"no CUDA graphs ({said['graphs']})" if said["graphs"] else "eager and CUDA graphs"
     lacking = [f"no {name} ({why})" for name, why in backends.items() if why]
+    lacking += [f"no sampled requests ({said['sampling']})"] if said["sampling"] else []
     detail = "; ".join([f"attention {runs}", graphs, DTYPES, *lacking])
-    return (warn if said["graphs"] else ok)(detail, _parts(version, backends, own_torch=own_torch), name=name)
+    fix = _parts(version, backends, own_torch=own_torch, samples=not said["sampling"])
+    return (warn if said["graphs"] else ok)(detail, fix, name=name)
 
 
-def _parts(version: str, backends: dict[str, str], *, own_torch: bool) -> str:
-    """What to type, where a package index is, for the attention backends that a bundle leaves out."""
+def _parts(version: str, backends: dict[str, str], *, own_torch: bool, samples: bool) -> str:
+    """What to type, where a package index is, for what a bundle leaves out.
+
+    Beside a torch that travels, flashinfer only samples, and travels in the releases' own bundle.
+    """
     absent = [name for name, why in backends.items() if why and name in slimming.PARTS]
-    how = " --with-torch" if own_torch else ""
-    had = [name for name in absent if not (own_torch and slimming.PARTS[name][0] in slimming.WITHOUT)]
-    commands = [f"eaglecheck engines pack {version}{how} --part {name} --output {name}.bundle" for name in had]
+    pack = f"eaglecheck engines pack {version}{' --with-torch' if own_torch else ''}"
+    commands = [f"{pack} --with flashinfer --output {version}.bundle"] if own_torch and not samples else []
+    had = [name for name in absent if not (own_torch and slimming.PARTS[name][0] == slimming.FLASHINFER)]
+    commands += [f"{pack} --part {name} --output {name}.bundle" for name in had]
     return f"{' && '.join(commands)}  # where an index is; then unpack it here" if commands else ""

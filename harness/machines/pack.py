@@ -26,7 +26,7 @@ from harness.engines import closure
 from harness.engines.closure import EnvError, Progress
 from harness.machines import bundle, fit, prebuild, slimming, wheels
 from harness.machines.bundle import Archive, Manifest, Release, Tree
-from harness.machines.slimming import CARRIED, CONTROL, CONTROL_TESTS, FROM, PINNED
+from harness.machines.slimming import CONTROL, CONTROL_TESTS, FLASHINFER, FROM, PINNED, Rule
 from harness.machines.wheels import Files
 
 #: A bundle and what it is made from: 1.5 GB of wheels for four releases, most of it sglang-kernel; a torch is 0.8 GB.
@@ -56,7 +56,7 @@ class _Job:
     with_control: bool
     with_torch: bool
     cards: int
-    include: str  # a part that is packed with the releases
+    include: frozenset[str]  # parts that are packed with the releases
     bases: dict[str, str] = field(default_factory=dict)  # what is carried → tree
     trees: dict[str, Files] = field(default_factory=dict)  # by full name
     archives: dict[str, str] = field(default_factory=dict)  # tree → archive
@@ -73,6 +73,9 @@ class _Job:
         self.glibc = max([self.glibc, *(wheels.glibc(path) for path in found.values())])
         return found
 
+    def rules(self, wheel: str) -> list[Rule]:
+        return [rule for rule in slimming.RULES.get(wheel, ()) if rule.part not in self.include]
+
     def add(self, stem: str, files: Files, *, archive: str) -> str:
         name = bundle.tree_name(stem, list(files.content.items()))
         self.trees[name] = files
@@ -83,8 +86,7 @@ class _Job:
         files = Files()
         for path in paths:
             name = parse_wheel_filename(path.name)[0]
-            rules = [rule for rule in slimming.RULES.get(name, ()) if not rule.part or rule.part != self.include]
-            wheels.add_wheel(files, path, rules)
+            wheels.add_wheel(files, path, self.rules(name))
         return self.add(stem, files, archive=archive)
 
 
@@ -97,7 +99,7 @@ def pack(
     with_control: bool,
     progress: Progress,
     part: str = "",
-    include: str = "",
+    include: Sequence[str] = (),
     with_torch: bool = False,
     cards: int = 1,
     limit: int = 0,
@@ -105,8 +107,8 @@ def pack(
     """Write the bundle of these releases for a machine with that torch (2.11.0+cu130) and Python (3.12).
 
     part: write what the releases' own bundle does without (one of `slimming.PARTS`), to be unpacked after it; include:
-    put it into the releases' own bundle. with_torch: a release that pins another torch gets it from the bundle; with
-    its NCCL if it is for several cards. limit: bytes that no file may exceed, for several files; 0 for one.
+    such parts that go into the releases' own bundle. with_torch: a release that pins another torch gets it from there;
+    with its NCCL if it is for several cards. limit: bytes that no file may exceed, for several files; 0 for one.
     EnvError where a release wants another torch, asks for something unknown, or cannot be fetched or compiled.
     """
     folder = closure.home() / "pack"
@@ -120,7 +122,7 @@ def pack(
             with_control=with_control,
             with_torch=with_torch,
             cards=cards,
-            include=include,
+            include=frozenset(include),
         )
         closure.check_room(NEED_GB, what="to pack")
         sources = _sglang_wheels(job, versions)
@@ -149,9 +151,8 @@ def _base(job: _Job, carried: dict[str, str]) -> str:
         found = job.fetch(carried)
         files = Files()
         for name, path in found.items():
-            wheels.add_wheel(files, path, slimming.RULES.get(name, ()))
-        for place, content in _flashinfer_kernels(job, found).items() if "flashinfer-python" in carried else ():
-            files.content[f"flashinfer/data/aot/{place}"] = content
+            wheels.add_wheel(files, path, job.rules(name))
+        files.content |= _flashinfer_kernels(job, found) if FLASHINFER in carried else {}
         job.bases[key] = job.add("base", files, archive="base")
     return job.bases[key]
 
@@ -173,14 +174,26 @@ def _torch(job: _Job, version: str) -> tuple[list[str], str]:
     return [torch, job.add_wheels(f"triton-{beside['triton']}", [found["triton"]], archive="triton")], build
 
 
+def _flashinfer(job: _Job, pins: dict[str, str]) -> str:
+    """The tree of flashinfer for a release with its own torch: what draws tokens, not what attends."""
+    found = job.fetch(pins)
+    files = Files()
+    wheels.add_wheel(files, found[FLASHINFER], slimming.FLASHINFER_RULES)
+    files.content |= _flashinfer_kernels(job, found) | {"flashinfer/__init__.py": slimming.FLASHINFER_ENTRY.encode()}
+    tree = job.add(f"flashinfer-{pins[FLASHINFER]}", files, archive="flashinfer")
+    job.stubs[tree] = ("flashinfer",)
+    return tree
+
+
 def _flashinfer_kernels(job: _Job, found: dict[str, Path]) -> dict[str, bytes]:
-    """Compiled once for each pair of wheels, then kept beside them."""
-    stem = f"{CARRIED['flashinfer-python']}-{CARRIED['apache-tvm-ffi']}-{slimming.CUDA_ARCH}"
+    """By path. Compiled once for each pair of wheels, then kept beside them."""
+    pins = [str(parse_wheel_filename(found[name].name)[1]) for name in (FLASHINFER, "apache-tvm-ffi")]
+    stem = "-".join([*pins, slimming.CUDA_ARCH])
     kept = job.folder / f"flashinfer-{stem}"
     if not kept.is_dir():
         work = job.folder / f"building-flashinfer-{stem}"
         shutil.rmtree(work, ignore_errors=True)
-        for name, sub in (("flashinfer-python", "flashinfer/data/*"), ("apache-tvm-ffi", "tvm_ffi/*")):
+        for name, sub in ((FLASHINFER, "flashinfer/data/*"), ("apache-tvm-ffi", "tvm_ffi/*")):
             _unzip(found[name], sub, work / "source")
         built = prebuild.build(
             flashinfer=work / "source" / "flashinfer" / "data",
@@ -195,7 +208,8 @@ def _flashinfer_kernels(job: _Job, found: dict[str, Path]) -> dict[str, bytes]:
             target.write_bytes(content)
         (work / "aot").rename(kept)
         shutil.rmtree(work)
-    return {str(path.relative_to(kept)): path.read_bytes() for path in sorted(kept.rglob("*.so"))}
+    aot = "flashinfer/data/aot"
+    return {f"{aot}/{path.relative_to(kept)}": path.read_bytes() for path in sorted(kept.rglob("*.so"))}
 
 
 def _cuda_headers(job: _Job, work: Path) -> list[Path]:
@@ -237,11 +251,13 @@ def _release(job: _Job, version: str, sglang: Path, control: Sequence[str]) -> R
     torch = slimming.own_torch(version, wanted, torch=job.torch)
     carried, build = _torch(job, torch) if torch else ([], "")
     base = _base(job, slimming.carried(wanted, own_torch=bool(torch)))
+    pins = slimming.flashinfer(version, wanted, asked="flashinfer" in job.include) if torch else {}
+    carried += [_flashinfer(job, pins)] if pins else []
     return Release(
         version=version,
         trees=(*own, *carried, base, *control),
-        environ=slimming.environ(version, own_torch=bool(torch)),
-        differences=slimming.differences(version, wanted, own_torch=bool(torch)),
+        environ=slimming.environ(version, own_torch=bool(torch), flashinfer=bool(pins)),
+        differences=slimming.differences(version, wanted, own_torch=bool(torch), flashinfer=bool(pins)),
         torch=build,
         programs=slimming.programs(own_torch=bool(torch)),
     )
@@ -289,7 +305,7 @@ def _only_part(job: _Job, manifest: Manifest, part: str) -> Manifest:
     trees: dict[str, Tree] = {}
     for tree in manifest.trees:
         version = next((one.version for one in tree.wheels if one.name == wheel), None)
-        if version is None:
+        if version is None or tree.archive == part:  # flashinfer beside a torch of its own has no use for sources
             continue
         files = Files()
         wheels.add_wheel(files, job.fetch({wheel: version})[wheel], slimming.RULES[wheel], part=part)
@@ -306,8 +322,8 @@ def _only_part(job: _Job, manifest: Manifest, part: str) -> Manifest:
         job.trees[name] = files
     if not trees:
         raise EnvError(
-            f"none of these releases takes {part} from {wheel} in a bundle",
-            next_step="choose another release, or another part",
+            f"none of these releases takes {part} from {wheel} into its bundle afterwards",
+            next_step=f"pack it with them:  --with {part}",
         )
     return replace(manifest, releases=(), control=(), expects=(), trees=tuple(trees.values()))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -18,11 +19,13 @@ from harness.machines.bundle import BundleError, Difference
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Files of a wheel that are left out; part: the piece of its own in which these files can be had."""
+    """Files of a wheel that are left out; part: the piece of its own in which these files can be had; kept: they are
+    not, whatever a later rule says."""
 
     pattern: str
     reason: str
     part: str = ""
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +62,14 @@ LIBRARIES = {wheel: Library(**one) for wheel, one in TABLES["libraries"].items()
 TORCHES: dict[str, dict[str, str]] = TABLES["torch"]
 #: folder beside the machine's torch -> what a carried torch takes from there
 MACHINE: dict[str, str] = TABLES["with_torch"]["machine"]
-#: name -> (first release, reason)
-WITHOUT: dict[str, tuple[str, str]] = {
-    name: (one["release"], one["reason"]) for name, one in TABLES["with_torch"]["without"].items()
-}
+FLASHINFER = "flashinfer-python"
+_BESIDE: dict[str, Any] = TABLES["with_torch"]["flashinfer"]
+#: The rules of flashinfer's wheel for a release with its own torch, and the text of its entry.
+FLASHINFER_RULES = (
+    *(Rule(pattern=pattern, reason="", kept=True) for pattern in _BESIDE["kept"]),
+    Rule(pattern="flashinfer/*", reason=_BESIDE["rest"]),
+)
+FLASHINFER_ENTRY: str = _BESIDE["entry"]
 #: part -> (wheel, what it is for)
 PARTS: dict[str, tuple[str, str]] = {name: (one["wheel"], one["what"]) for name, one in TABLES["parts"].items()}
 #: module -> (sources, flags)
@@ -77,10 +84,11 @@ def stubs(version: str) -> dict[str, dict[str, str]]:
     return {name: one.get("files") or dict.fromkeys(one["any"], ANY) for name, one in found.items()}
 
 
-def environ(version: str, *, own_torch: bool) -> dict[str, str]:
-    """The settings that this release needs."""
+def environ(version: str, *, own_torch: bool, flashinfer: bool = False) -> dict[str, str]:
+    """The settings that this release needs; flashinfer: beside its own torch."""
     found = [settings for first, settings in TABLES["environ_from"].items() if is_from(version, first)]
     found += [TABLES["with_torch"]["environ"]] if own_torch else []
+    found += [_BESIDE["environ"]] if flashinfer else []
     return {name: value for settings in found for name, value in settings.items()}
 
 
@@ -98,13 +106,22 @@ def carried(wanted: dict[str, Requirement], *, own_torch: bool) -> dict[str, str
     if not own_torch:
         return shared
     own = {name: pinned(wanted[name]) for name in shared if name in wanted and pinned(wanted[name]) != "?"}
-    return {name: version for name, version in {**shared, **own}.items() if name not in WITHOUT}
+    return {name: version for name, version in {**shared, **own}.items() if name != FLASHINFER}
+
+
+def flashinfer(version: str, wanted: dict[str, Requirement], *, asked: bool) -> dict[str, str]:
+    """Name -> version of flashinfer and what it is compiled with, beside a torch that travels; empty without it."""
+    if FLASHINFER not in wanted or (
+        not asked and is_from(version, TABLES["with_torch"]["flashinfer"]["optional_from"])
+    ):
+        return {}
+    return {FLASHINFER: _BESIDE["version"], "apache-tvm-ffi": pinned(wanted["apache-tvm-ffi"])}
 
 
 def own_torch(version: str, wanted: dict[str, Requirement], *, torch: str) -> str:
     """The version of torch that must travel with the release; empty where the machine's will do.
 
-    EnvError where it is not known, or the release cannot run on one that travels.
+    EnvError where it is not known.
     """
     pin = wanted.get("torch")
     if pin is None or pin.specifier.contains(Version(torch).public, prereleases=True):
@@ -115,13 +132,6 @@ def own_torch(version: str, wanted: dict[str, Requirement], *, torch: str) -> st
             allowed=f"known there: {', '.join(TORCHES)}",
             next_step="find out what belongs to it, then add it to the table torch",
         )
-    for name, (first, _) in WITHOUT.items():
-        if not is_from(version, first):
-            raise EnvError(
-                f"SGLang {version} imports {name} wherever it runs, and a bundle has none for torch {pinned(pin)}",
-                allowed=f"releases from {first} on run without it",
-                next_step=f"choose such a release, or a machine that has torch {pinned(pin)}",
-            )
     return pinned(pin)
 
 
@@ -162,17 +172,20 @@ def is_from(version: str, first: str) -> bool:
     return Version(version) >= Version(first)
 
 
-def differences(version: str, wanted: dict[str, Requirement], *, own_torch: bool) -> tuple[Difference, ...]:
+def differences(
+    version: str, wanted: dict[str, Requirement], *, own_torch: bool, flashinfer: bool = False
+) -> tuple[Difference, ...]:
     """Where what is carried is not what this release asks for, and what it gets nothing of."""
     found = []
-    for name, there in {**carried(wanted, own_torch=own_torch), **CONTROL}.items():
+    beside = {FLASHINFER: _BESIDE["version"]} if flashinfer else {}
+    for name, there in {**carried(wanted, own_torch=own_torch), **CONTROL, **beside}.items():
         asked = wanted.get(name)
         if asked is not None and not asked.specifier.contains(there, prereleases=True):
             reason = DIFFERENT_BECAUSE.get(name, TABLES["different_anyway"])
             found.append(Difference(name=name, wanted=str(asked.specifier), carried=there, reason=reason))
-    for name, (_, reason) in WITHOUT.items() if own_torch else ():
-        if name in wanted:
-            found.append(Difference(name=name, wanted=str(wanted[name].specifier), carried="", reason=reason))
+    if own_torch and not flashinfer and FLASHINFER in wanted:
+        reason = _BESIDE["reason"]
+        found.append(Difference(name=FLASHINFER, wanted=str(wanted[FLASHINFER].specifier), carried="", reason=reason))
     for name, (first, reason) in FROM.items():
         if name in wanted and not is_from(version, first):
             found.append(Difference(name=name, wanted=str(wanted[name].specifier), carried="", reason=reason))

@@ -116,6 +116,7 @@ def add_wheel(files: Files, path: Path, rules: Sequence[Rule], *, part: str = ""
             if member.is_dir() or place is None:
                 continue
             rule = next((rule for rule in rules if fnmatch.fnmatch(place, rule.pattern)), None)
+            rule = None if rule is not None and rule.kept else rule
             if (rule is None) if not part else (rule is not None and rule.part == part):
                 content = slim = wheel.read(member)
                 if library is not None and libraries.is_library(content):

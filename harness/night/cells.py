@@ -15,11 +15,15 @@ from packaging.version import Version
 from cases.boots import Boot
 from cases.catalogue import Case
 from cases.families import Family
-from harness.contract.known_issues import issues
-from harness.contract.scenario import Scenario
-from harness.driving.adapt import Wanted, adapted, refusal
+from harness.contract.known_issues import ends_boot, issues
+from harness.contract.scenario import EngineConfig, Scenario
+from harness.driving.adapt import Wanted, adapted, refusal, undrawn
+from harness.engines.envs import state
 
 Kind = Literal["case", "fixed", "generated", "mutated"]
+
+#: Seconds that shares of a night reckon with: a boot that is forked, one that is not, and a scenario.
+FORKED, BOOTED, DRIVEN = 15.0, 60.0, 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +66,21 @@ class Cell:
     expected_kinds: tuple[str, ...] = ()
     #: ids of known issues that the case or the family's boots assume, each used where it can show
     assumes: tuple[str, ...] = ()
-    #: scenarios of the family that this release is too old for, or refuses, or that need more GPUs
-    refused: int = 0
 
     @property
     def key(self) -> str:
         return f"{self.engine}/{self.kind}/{self.name}"
+
+    @property
+    def cost(self) -> int:
+        """About how many seconds it takes, for shares of a night that last alike."""
+        if self.mutants is not None:
+            return round(self.mutants.seconds)
+        if self.draw is not None:
+            return round(_boot_seconds(self.draw.boot.engine) + self.draw.seconds)
+        boots = [*{one.boot_key(): one.engine for one in self.scenarios}.values()]
+        boots += [one.engine for one in self.scenarios if one.updates]  # an engine with new weights is not used again
+        return round(sum(map(_boot_seconds, boots)) + DRIVEN * len(self.scenarios))
 
     def facts(self) -> dict[str, Any]:
         """What its result says of it."""
@@ -80,6 +93,21 @@ class Cell:
         return tuple(
             name for name in self.assumes if known[name].shows_in(scenario.spec, scenario.engine, release=self.engine)
         )
+
+
+def _boot_seconds(engine: EngineConfig) -> float:
+    """Ranks are never forked, and pairs not on a card."""
+    return BOOTED if engine.tp_size > 1 or engine.disaggregation else FORKED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A scenario that is not driven on a release, and why; the words of a refusal, or our own."""
+
+    engine: str
+    family: str
+    scenario: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +134,7 @@ def plan(
 
     cards: GPUs there are, one a rank; scenarios of more ranks are not in it either. None: ranks need none.
     """
-    wanted, most = wanted or Wanted(), 10**6 if cards is None else cards
+    wanted = wanted or Wanted()
     return [
         cell
         for engine in engines
@@ -114,12 +142,12 @@ def plan(
             *(
                 _case(case, engine, device=device, wanted=wanted)
                 for case in cases
-                if case.scenario.engine.tp_size <= most
+                if _enough(case.scenario.engine, cards)
             ),
             *(
                 cell
                 for family in families
-                for cell in _family(family, engine, limits, device=device, wanted=wanted, most=most)
+                for cell in _family(family, engine, limits, device=device, wanted=wanted, cards=cards)
             ),
         )
     ]
@@ -138,30 +166,42 @@ def _case(case: Case, engine: str, *, device: str, wanted: Wanted) -> Cell:
     )
 
 
-def _family(family: Family, engine: str, limits: Limits, *, device: str, wanted: Wanted, most: int) -> Iterator[Cell]:
-    boots = [boot for boot in family.boots if boot.works_on(engine) and boot.engine.tp_size <= most]
-    since = {boot.boot_key(): boot.since for boot in family.boots}
-    oldest = min((boot.since for boot in family.boots), key=Version)
-    assumes = tuple(sorted({name for boot in family.boots for name in boot.assumes}))
-    old_enough = [one for one in family.scenarios if Version(engine) >= Version(since.get(one.boot_key(), oldest))]
-    fixed = [
-        one
-        for one in adapted(old_enough, wanted, device=device)
-        if not refusal(one, version=engine, device=device) and one.engine.tp_size <= most
+def left_out(
+    *,
+    engines: Sequence[str],
+    families: Sequence[Family],
+    device: str = "cpu",
+    wanted: Wanted | None = None,
+    cards: int | None = None,
+) -> list[LeftOut]:
+    """The scenarios of these families that `plan` has no cell for, in order."""
+    return [
+        LeftOut(engine=engine, family=family.name, scenario=one.name, why=why)
+        for engine in engines
+        for family in families
+        for _, one, why in _sorted_out(family, engine, device=device, wanted=wanted or Wanted(), cards=cards)
+        if why
     ]
-    if fixed:
+
+
+def _family(
+    family: Family, engine: str, limits: Limits, *, device: str, wanted: Wanted, cards: int | None
+) -> Iterator[Cell]:
+    fixed = dict[str, list[Scenario]]()
+    for name, one, why in _sorted_out(family, engine, device=device, wanted=wanted, cards=cards):
+        if not why:
+            fixed.setdefault(name, []).append(one)
+    assumes = tuple(sorted({name for boot in family.boots for name in boot.assumes}))
+    for name, scenarios in fixed.items():
         yield Cell(
-            engine=engine,
-            kind="fixed",
-            name=family.name,
-            scenarios=tuple(fixed),
-            assumes=assumes,
-            refused=len(family.scenarios) - len(fixed),
+            engine=engine, kind="fixed", name=f"{family.name}/{name}", scenarios=tuple(scenarios), assumes=assumes
         )
     if fixed and limits.mutants and device == "cpu":  # forked processes: a CUDA context does not survive that
         mutants = Mutants(count=limits.mutants, seconds=limits.seconds, seed=limits.seed)
-        yield Cell(engine=engine, kind="mutated", name=family.name, scenarios=tuple(fixed), mutants=mutants)
+        every = tuple(one for scenarios in fixed.values() for one in scenarios)
+        yield Cell(engine=engine, kind="mutated", name=family.name, scenarios=every, mutants=mutants)
     if limits.scenarios:
+        boots = [boot for boot in family.boots if boot.works_on(engine) and _enough(boot.engine, cards)]
         for boot in boots:
             draw = Draw(
                 boot=boot,
@@ -170,3 +210,35 @@ def _family(family: Family, engine: str, limits: Limits, *, device: str, wanted:
                 seed=limits.seed,
             )
             yield Cell(engine=engine, kind="generated", name=f"{family.name}/{boot.name}", draw=draw, assumes=assumes)
+
+
+def _sorted_out(
+    family: Family, engine: str, *, device: str, wanted: Wanted, cards: int | None
+) -> list[tuple[str, Scenario, str]]:
+    """(boot configuration, scenario, why it is not driven on a release, in a line, or nothing) of a family's fixed set.
+
+    A boot configuration that generation has no turn on is named after its first scenario.
+    """
+    boots = {boot.boot_key(): boot for boot in family.boots}
+    oldest = min((boot.since for boot in family.boots), key=Version)
+    env, names, found = state(engine), dict[str, str](), list[tuple[str, Scenario, str]]()
+    for asked in family.scenarios:
+        key = asked.boot_key()
+        boot = boots.get(key)
+        name = names.setdefault(key, asked.name if boot is None else boot.name)
+        since = oldest if boot is None else boot.since
+        if Version(engine) < Version(since):
+            found.append((name, asked, f"driven from {since} on"))
+            continue
+        (one,) = adapted([asked], wanted, device=device)
+        why = refusal(one, version=engine, device=device) or undrawn(one, env, device=device)
+        if not why and (known := ends_boot(one, release=engine, device=device)):
+            why = f"{known.id} ends the engine while it boots: {known.title}"
+        if not why and not _enough(one.engine, cards):
+            why = f"it needs {one.engine.tp_size} GPUs, of {cards} that are there"
+        found.append((name, one, why.partition("\n")[0]))
+    return found
+
+
+def _enough(engine: EngineConfig, cards: int | None) -> bool:
+    return cards is None or engine.tp_size <= cards

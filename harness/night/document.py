@@ -35,6 +35,7 @@ def document(judged: Judgement) -> dict[str, Any]:
         "seed": night.plan.seed,
         "planned": len(night.plan.planned),
         "reported": len(night.cells),
+        "not_planned": list(night.plan.not_planned),
         "wrong": list(judged.wrong),
         "incomplete": list(judged.incomplete),
         "findings": [_group(group) for group in judged.groups],

@@ -17,7 +17,7 @@ from harness.night.records import CellResult, Night, NightPlan, unaccounted
 from harness.night.store import Kept, begin, disk, finish, new_id, nights
 
 #: What shards of one night have in common.
-SHARED = ("device", "revert", "seed", "seconds", "scenarios", "repeats", "planned", "eaglecheck", "git_head")
+SHARED = ("device", "revert", "seed", "seconds", "scenarios", "repeats", "planned", "costs", "eaglecheck", "git_head")
 
 
 def merge(shards: Sequence[Kept], *, root: Path, now: str) -> tuple[Path, Night]:
@@ -70,7 +70,7 @@ def faults(shards: Sequence[Kept]) -> list[str]:
     numbers = Counter(shard.plan.shard[0] for shard in shards)
     for number in range(1, of + 1):
         if not numbers[number]:
-            lost = len(plan.planned[number - 1 :: of])
+            lost = len(plan.share(number, of))
             found.append(f"shard {number} of {of} is missing, and {counted(lost, 'cell')} with it: did its job run?")
         elif numbers[number] > 1:
             found.append(f"shard {number} of {of} is there {numbers[number]} times")
@@ -83,7 +83,7 @@ def faults(shards: Sequence[Kept]) -> list[str]:
             )
     reported = [cell.key for shard in shards if shard.night is not None for cell in shard.night.cells]
     excused = {key for shard in shards if shard.night is None for key in shard.plan.mine} | {
-        key for number in range(1, of + 1) if not numbers[number] for key in plan.planned[number - 1 :: of]
+        key for number in range(1, of + 1) if not numbers[number] for key in plan.share(number, of)
     }
     return [*found, *unaccounted(plan.planned, reported, excused=excused)]
 

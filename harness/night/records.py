@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
@@ -48,7 +49,8 @@ class CellResult(_Strict):
     expected: PASS, or what a corpus case's release window says. expected_kinds: what its case shows here.
     unknown: scenarios without a verdict; left_out: those that the time limit left no time for. accepted: accept length
     (bonus included) -> verifies. accept: verifies of which the expected length is known, tokens that they were expected
-    to commit, tokens that they did. choices: tokens and proposals that were compared; ties: those within the margin.
+    to commit, tokens that they did. boots: engines that were started for it; waited: the share of its seconds in which
+    it had none. choices: tokens and proposals that were compared; ties: those within the margin.
     board: of mutants of the source, as `eaglecheck mutate --json` writes it.
     """
 
@@ -70,6 +72,8 @@ class CellResult(_Strict):
     ties: Count
     choices: Count
     seconds: Annotated[float, Field(ge=0.0)]
+    boots: Count = 0
+    waited: Annotated[float, Field(ge=0.0)] = 0.0
     board: dict[str, Any] | None = None
 
     @property
@@ -97,8 +101,9 @@ class CellResult(_Strict):
 class NightPlan(_Strict):
     """What a night, or one shard of it, sets out to do. planned: cell keys of the whole night, in order.
 
-    seconds, scenarios: limits of each family's generated scenarios. shard: (number, of how many). shards: ids of those
-    that a whole night was put together from; empty where it ran in one.
+    costs: about how many seconds each of them takes; empty in a night of an earlier version. not_planned: what was
+    asked for and cannot be had, and why. seconds, scenarios: limits of each family's generated scenarios. shard:
+    (number, of how many). shards: ids of those that a whole night was put together from; empty where it ran in one.
     """
 
     schema_version: Literal[1] = SCHEMA
@@ -112,6 +117,8 @@ class NightPlan(_Strict):
     repeats: int
     shard: tuple[int, int]
     planned: Annotated[tuple[str, ...], Field(min_length=1)]
+    costs: tuple[Count, ...] = ()
+    not_planned: tuple[str, ...] = ()
     eaglecheck: str
     git_head: str
     host: str
@@ -129,9 +136,21 @@ class NightPlan(_Strict):
 
     @property
     def mine(self) -> tuple[str, ...]:
-        """The cells of this shard: every n-th, so that shards are about as long as each other."""
-        number, of = self.shard
-        return self.planned[number - 1 :: of]
+        """The cells of this shard."""
+        return self.share(*self.shard)
+
+    def share(self, number: int, of: int) -> tuple[str, ...]:
+        """The cells of one shard of so many: neighbours, which share a release, for about as long as other shards last.
+
+        One that is longer than a whole share leaves another without a cell.
+        """
+        if not self.costs:
+            return self.planned[number - 1 :: of]
+        ends = [*accumulate(self.costs)]
+        middles = (end - cost / 2 for end, cost in zip(ends, self.costs, strict=True))
+        return tuple(
+            key for key, at in zip(self.planned, middles, strict=True) if int(at * of / ends[-1]) == number - 1
+        )
 
 
 class Judged(_Strict):

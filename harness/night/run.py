@@ -37,10 +37,7 @@ NOT_A_CAUSE = ("not exercised", JUDGED_BY, NOT_COMPARED, ASSUMED)
 #: Words and reasons kept of one cell.
 MOST_REASONS, MOST_WORDS = 5, 2000
 
-#: What is no set of assumed issues.
-MUTATED = ("",)
-#: ids of known issues that are assumed -> the engines to use
-MakeEngines = Callable[[tuple[str, ...]], LiveEngines]
+MakeEngines = Callable[[], LiveEngines]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,12 +54,15 @@ class Driver:
     #: the cells that are done, by key
     results: dict[str, CellResult] = field(default_factory=dict)
     _live: LiveEngines | None = None
-    _assumed: tuple[str, ...] = ()
+    #: the cells behind the one that is driven
+    _later: list[Cell] = field(default_factory=list)
 
     def run(self, cells: Sequence[Cell]) -> list[CellResult]:
         """Results in the order of the cells; driven release by release, so that engines are used again."""
+        self._later = sorted(cells, key=_neighbours)
         try:
-            for cell in sorted(cells, key=_neighbours):
+            while self._later:
+                cell = self._later.pop(0)
                 with disk(self.folder):
                     self.results[cell.key] = self._cell(cell)
                 self.done(self.results[cell.key])
@@ -72,16 +72,33 @@ class Driver:
 
     def close(self) -> None:
         if self._live is not None:
-            self._live.close()
+            self._live.end()
             self._live = None
+
+    def _engines(self) -> LiveEngines:
+        self._live = self._live or self.make()
+        return self._live
+
+    def _expect(self, live: LiveEngines) -> None:
+        """Boot engines of the next cells beside the one that is driven now."""
+        launches = []
+        for cell in self._later[: live.ahead]:
+            if cell.scenarios and cell.mutants is None:
+                live.assumed = cell.assumed_for(cell.scenarios[0])
+                launches.append(live.launch(cell.scenarios[0], engine=cell.engine, revert=self.revert))
+        live.expect(launches)
 
     def _cell(self, cell: Cell) -> CellResult:
         if cell.mutants is not None:
-            self.close()
-            self._live, self._assumed = self.make(()), MUTATED  # nothing else is driven on engines that fork
-            return ask(cell, cell.mutants, self._live, folder=self.folder)
+            self.close()  # nothing else is driven on engines that fork mutants
+            try:
+                return ask(cell, cell.mutants, self._engines(), folder=self.folder)
+            finally:
+                self.close()
         start = booted = time.monotonic()
-        tally = _Tally(cell=cell)
+        tally, live = _Tally(cell=cell), self._engines()
+        boots, waited = live.boots, live.waited
+        self._expect(live)
         scenarios = self._scenarios(cell)
         for number, scenario in enumerate(scenarios):
             if cell.draw is not None and number and time.monotonic() - booted > cell.draw.seconds:
@@ -89,6 +106,7 @@ class Driver:
                 break
             self._scenario(tally, scenario)
             booted = booted if number else time.monotonic()  # the limit is for scenarios, not for the start
+        tally.boots, tally.waited = live.boots - boots, live.waited - waited
         return tally.result(folder=self.folder, seconds=time.monotonic() - start)
 
     def _scenarios(self, cell: Cell) -> list[Scenario]:
@@ -118,11 +136,9 @@ class Driver:
             tally.unknown(f"internal error of eaglecheck in {scenario.name}: {type(error).__name__}: {error}")
 
     def _drive(self, cell: Cell, scenario: Scenario) -> ScenarioResult:
-        assumed = cell.assumed_for(scenario)
-        if self._live is None or assumed != self._assumed:
-            self.close()
-            self._live, self._assumed = self.make(assumed), assumed
-        return self._live(scenario, engine=cell.engine, revert=self.revert, fresh=True)
+        live = self._engines()
+        live.assumed = cell.assumed_for(scenario)
+        return live(scenario, engine=cell.engine, revert=self.revert, fresh=True)
 
     def _again(self, tally: _Tally, scenario: Scenario, signatures: Sequence[str]) -> None:
         """Drive a scenario again, at once and on the same engine, for what it was the first to show.
@@ -145,7 +161,7 @@ class Driver:
 
 def _neighbours(cell: Cell) -> tuple[str, str, str]:
     boot = cell.draw.boot.boot_key() if cell.draw is not None else cell.scenarios[0].boot_key()
-    return (cell.engine, ",".join(cell.assumes), boot)
+    return (cell.engine, boot, ",".join(cell.assumes))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -154,6 +170,8 @@ class _Tally:
 
     cell: Cell
     left_out: int = 0
+    boots: int = 0
+    waited: float = 0.0
     outcomes: list[Outcome] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
@@ -211,6 +229,8 @@ class _Tally:
             ties=self.ties,
             choices=self.choices,
             seconds=round(seconds, 1),
+            boots=self.boots,
+            waited=round(self.waited, 1),
         )
 
     def _seen(self, folder: Path) -> Iterator[Seen]:

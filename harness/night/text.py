@@ -34,7 +34,8 @@ def render_cell(console: Console, cell: CellResult) -> None:
     found = f"; {', '.join(seen.signature for seen in cell.findings)}" if cell.findings else ""
     left = f", {cell.left_out} left out" if cell.left_out else ""
     driven = counted(cell.scenarios, "scenario")
-    say(console, f"{cell.verdict:7} {cell.key}  {driven}{left}, {cell.seconds:.1f} s{found}")
+    boots = f" (of them {cell.waited:.1f} s {counted(cell.boots, 'boot')})" if cell.boots else ""
+    say(console, f"{cell.verdict:7} {cell.key}  {driven}{left}, {cell.seconds:.1f} s{boots}{found}")
     for reason in cell.reasons:
         say(console, f"        no verdict: {brief(reason)}")
 
@@ -44,6 +45,9 @@ def render_night(console: Console, judged: Judgement, *, folder: Path, kept: boo
     night = judged.night
     heading(console, f"night {night.plan.id} {night.plan.where}")
     _table(console, night.cells)
+    if boots := sum(cell.boots for cell in night.cells):
+        waited, every = (sum(getattr(cell, name) for cell in night.cells) for name in ("waited", "seconds"))
+        say(console, f"{counted(boots, 'engine boot')}, {waited:.0f} of {every:.0f} s ({100 * waited / every:.0f} %)")
     say(console, f"compared with: {judged.baseline or 'nothing, since there is no green night yet'}")
     for status, title in WHAT.items():
         groups = judged.of(status)
@@ -52,7 +56,8 @@ def render_night(console: Console, judged: Judgement, *, folder: Path, kept: boo
         for group in groups:
             render_group(console, group, night=night, folder=folder)
     _trends(console, judged)
-    for title, sentences in (("wrong", judged.wrong), ("incomplete", judged.incomplete)):
+    left_out = night.plan.not_planned
+    for title, sentences in (("not planned", left_out), ("wrong", judged.wrong), ("incomplete", judged.incomplete)):
         if sentences:
             heading(console, title)
         for sentence in sentences:

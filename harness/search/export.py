@@ -26,7 +26,7 @@ from harness.contract.types import Kind, Phase
 from harness.contract.usage import UsageError
 from harness.driving.drive import sampling_of
 from harness.driving.progress import ScenarioResult
-from harness.engines.launch import CORES
+from harness.engines.launch import CORES, dtype_on
 from harness.engines.process import Launch
 from harness.search import carried
 from reports.blame import as_served, flags
@@ -100,7 +100,8 @@ def exported(one: ScenarioResult, launch: Launch, *, name: str, form: str) -> st
         what, show = f"the engine does not start: {error}", {"kind": "end", "error": _words(error), "site": ""}
     rows = carried.rows(launch.boot, sampled=any(not each.greedy for each in one.scenario.requests))
     row = carried.row_of(launch.boot)
-    recipe = checkpoints.RECIPES[checkpoints.on_device(one.scenario.checkpoint, device)]
+    dtype = dtype_on(device, one.scenario.engine.dtype)
+    recipe = checkpoints.RECIPES[checkpoints.on_device(one.scenario.checkpoint, device, dtype)]
     make = checkpoints.KINDS[type(recipe)]
     sides = [launch] if launch.beside is None else [launch, launch.beside]
     given = {

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
 
 PLAN, SOUND, FATES = "plan.json", "sound.jsonl", "fates.jsonl"
@@ -73,6 +74,11 @@ def applied(source: str, mutants: Iterable[Asked]) -> str:
     return source
 
 
+def label(scenario: Scenario) -> str:
+    """Its name, and the id of what it is: two families may have one of a name each."""
+    return f"{scenario.name} {scenario.id}"
+
+
 class Campaign(_Strict):
     """What a campaign sets out to do. examples: generated scenarios for each that survives the families."""
 
@@ -90,9 +96,9 @@ class Fate(_Strict):
     """What became of a mutant, and what else would have said so over the same runs.
 
     stage: 'line', the quickest scenarios that execute it, 'family', others, or 'generated'. check, row, round: the
-    first divergence that nothing else explains. asked: scenarios, in their order. rows: whether anything recorded
-    differs from the unmutated run.
-    text: whether a text differs from plain greedy decoding. accepted, sound: (tokens, verifies) with and without it.
+    first divergence that nothing else explains. asked: labels of scenarios, in their order. rows: whether anything
+    recorded differs from the unmutated run. text: whether a text differs from plain greedy decoding. accepted, sound:
+    (tokens, verifies) with and without it.
     """
 
     id: str

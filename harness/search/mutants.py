@@ -6,9 +6,9 @@ It must not loosen anything for a mutant, and must not count an engine that is u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS, Mutant
@@ -63,8 +63,8 @@ class Campaign:
     engine: str
     mutants: Sequence[Mutant]
     report: Report = lambda _step: None
-    #: what is asked of the engine beside what an exercise asks, such as CUDA graphs
-    settings: dict[str, Any] = field(default_factory=dict)
+    #: need of a mutant -> what is driven for it
+    exercises: Mapping[str, Sequence[Scenario]] = field(default_factory=lambda: EXERCISES)
     scores: list[Score] = field(default_factory=list)
     unsound: list[str] = field(default_factory=list)
     _wrong: dict[str, str] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Campaign:
     def _wrong_without(self, need: str) -> str:
         """What the unmutated exercises of a need show, empty if they pass; driven once."""
         if need not in self._wrong:
-            self._wrong[need] = next((why for one in self._exercises(need) if (why := self._unmutated(one))), "")
+            self._wrong[need] = next((why for one in self.exercises[need] if (why := self._unmutated(one))), "")
             self.unsound += [self._wrong[need]] if self._wrong[need] else []
         return self._wrong[need]
 
@@ -108,18 +108,13 @@ class Campaign:
         """Mutants that end the engine last, after it has been shown that the others left nothing behind."""
         for mutant in mutants:
             if not may_end_it(mutant):
-                self._note(self._ask(mutant, self._exercises(mutant.needs)))
-        left = self._unmutated(self._exercises(mutants[0].needs)[0], fresh=True) if mutants else ""
+                self._note(self._ask(mutant, self.exercises[mutant.needs]))
+        left = self._unmutated(self.exercises[mutants[0].needs][0], fresh=True) if mutants else ""
         if left:
             self.unsound.append(f"after the mutants: {left}")
         for mutant in mutants:
             if may_end_it(mutant):
-                self._note(self._ask(mutant, self._exercises(mutant.needs)))
-
-    def _exercises(self, need: str) -> list[Scenario]:
-        return [
-            one.model_copy(update={"engine": one.engine.model_copy(update=self.settings)}) for one in EXERCISES[need]
-        ]
+                self._note(self._ask(mutant, self.exercises[mutant.needs]))
 
     def _unmutated(self, scenario: Scenario, *, fresh: bool = False) -> str:
         """What is wrong without any mutant, empty if nothing is."""

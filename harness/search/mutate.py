@@ -26,7 +26,7 @@ from harness.engines.engine import Engine
 from harness.engines.errors import DEFECT, EngineError, EngineNotClean, NoLease
 from harness.engines.process import Launch
 from harness.search.executed import CANARY, Sound, accepted, digest, with_boot
-from harness.search.fates import Asked, End, Fate, applied
+from harness.search.fates import Asked, End, Fate, applied, label
 from harness.search.tasks import Task
 
 #: A share of the usual deadlines: on a CPU 36 s for a step, 90 s for a boot; on a card, where many boot at once, twice
@@ -80,7 +80,7 @@ class Hunt:
         finally:
             for file in files.values():
                 file.unlink()
-        found.asked.append(scenario.name)
+        found.asked.append(label(scenario))
         found.boots += self.engines.boots - boots
         found.seconds += time.monotonic() - start
 

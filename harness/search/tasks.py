@@ -15,11 +15,11 @@ from harness.contract.known_issues import assumable
 from harness.contract.scenario import Scenario
 from harness.driving.adapt import NOTHING, Wanted, adapted, refusal
 from harness.search.executed import Sound, usable
-from harness.search.fates import Asked, End, Fate
+from harness.search.fates import Asked, End, Fate, label
 
-#: Followed scenarios of a mutant's first boot configuration, and of one of each other family; and fixed ones of the
-#: first that were not followed.
-FIRST, OTHERS, MORE = 2, 1, 4
+#: Followed scenarios of a mutant's first boot configuration, and of one of each other family. Then come the fixed ones
+#: of all of these that were not followed.
+FIRST, OTHERS = 2, 1
 #: So many mutants that nothing has shown yet are asked together at most.
 TOGETHER = 8
 
@@ -50,7 +50,7 @@ class Task:
     def after(self, fate: Fate | None) -> Task | None:
         """What is left of it, with what is known of the mutant by now; None where nothing is."""
         asked = () if fate is None else fate.asked
-        left = tuple(one for one in self.scenarios if one.name not in asked)
+        left = tuple(one for one in self.scenarios if label(one) not in asked)
         if not left or (fate is not None and fate.end not in (End.SURVIVED, End.UNKNOWN)):
             return None
         return Task(mutant=self.mutant, stage=self.stage, scenarios=left, before=fate)
@@ -77,9 +77,9 @@ def rounds(
             if number == 0:
                 first.append(task(boot, "line", chosen[:1]))
             others.append(task(boot, "family" if number else "line", chosen[0 if number else 1 :]))
-        for boot, ran in list(boots.items())[:1]:
+        for boot, ran in boots.items():
             fixed = [one for one in place.made(FAMILIES[ran[0].family].scenarios) if one.boot_key() == boot]
-            more.append(task(boot, "family", [one for one in fixed if one.id not in known][:MORE]))
+            more.append(task(boot, "family", [one for one in fixed if one.id not in known]))
         generated += [task(made[0].boot_key(), "generated", made) for made in _generated(boots, place, examples, seed)]
     for tasks in (first, others, more, generated):
         # where many are is asked first, so that what is quick kills before others are asked

@@ -22,6 +22,7 @@ def main() -> None:
     answer: dict[str, Any] = {"error": _try("sgl_kernel") or _try("sglang.srt.managers.scheduler")}
     if not answer["error"]:
         answer["backends"] = {name: _backend(name) for name in BACKENDS}
+        answer["sampling"] = _try("flashinfer.sampling")
         answer["graphs"] = _graphs()
     answer |= _torch()
     print(f"\n{sys.argv[1]}{json.dumps(answer)}", flush=True)

@@ -41,6 +41,8 @@ class Gate:
         self.make_mutants: Callable[[], ArmedMutants] | None = None
         #: waits for what goes on beside the scheduler loop, before each step
         self.settle: Callable[[], None] = lambda: None
+        #: clears what a cache behind the device's keeps of earlier scenarios, before each scenario
+        self.forget: Callable[[], None] = lambda: None
         self._mutants: ArmedMutants | None = None
         self.retraction = Retraction()
         self._sock, self._recorder, self.scheduler = sock, recorder, scheduler
@@ -182,6 +184,7 @@ class Gate:
         self.retraction.take()
         forget_retractions(scheduler)
         flushed = scheduler.flush_cache()
+        self.forget()
         scheduler.chunked_prefill_size = command["chunk"]
         self._limit_running(command["running_limit"] or scheduler.max_running_requests)
         self._recorder.begin()

@@ -123,8 +123,9 @@ def _install_in(
         if side:
             HandoffProbe(probe, scheduler).install()
         if controller := getattr(scheduler.tree_cache, "cache_controller", None):
-            HostProbe(recorder, controller, probe.attention.rows).install(probe.hooks, scheduler.tree_cache)
-            gate.settle = HostProbe.settle
+            host = HostProbe(recorder, controller, probe.attention.rows)
+            host.install(probe.hooks, scheduler.tree_cache)
+            gate.settle, gate.forget = host.settle, host.forget
         gate.make_mutants = lambda: _make_mutants(probe, scheduler, tp_rank=ranks[1])
     hello = {
         "op": "hello",

@@ -22,7 +22,7 @@ QUEUES = (
 
 
 def scheduler_state(scheduler: Any) -> dict[str, Any]:
-    """Who is running, waiting or half prefilled; idle if there is nobody."""
+    """Who is running, waiting or half prefilled; idle if there is nobody. sent: of streams with an interval."""
     running = [plain_rid(req.rid) for req in scheduler.running_batch.reqs]
     waiting = [plain_rid(req.rid) for req in scheduler.waiting_queue]
     chunked = getattr(scheduler, "chunked_req", None)
@@ -31,12 +31,23 @@ def scheduler_state(scheduler: Any) -> dict[str, Any]:
     in_last = last is not None and not last.is_empty()
     pending = getattr(scheduler, "result_queue", None)
     moving = in_transit(scheduler)
+    sent = _sent(scheduler.running_batch.reqs)
     return {
         "running": running,
         "waiting": waiting,
         "moving": moving,
         "chunked": None if chunked is None else plain_rid(chunked.rid),
         "idle": not (running or waiting or moving or chunked or in_last or pending),
+        **({"sent": sent} if sent else {}),
+    }
+
+
+def _sent(requests: list[Any]) -> dict[str, list[int]]:
+    """Tokens that left for the client, and all that there are, of each stream that asks for an interval."""
+    return {
+        plain_rid(req.rid): [int(req.send_token_offset), len(req.output_ids)]
+        for req in requests
+        if req.stream and req.sampling_params.stream_interval and not req.finished()
     }
 
 

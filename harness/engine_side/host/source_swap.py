@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import gc
+import importlib
 import resource
 import sys
 import threading
@@ -73,8 +74,10 @@ class Swap:
 
     def put(self, module: str, file: str) -> int:
         """The module's functions as in the file, beside those that are already changed."""
-        if module not in sys.modules:
-            raise LookupError(f"{module} is not imported here")
+        try:  # SGLang imports some where they are first needed
+            importlib.import_module(module)
+        except ImportError as error:
+            raise LookupError(f"{module} is not imported here: {error}") from error
         own = str(sys.modules[module].__file__)
         source, mutated = Path(own).read_text(), Path(file).read_text()
         codes = dict(changed(compiled(source, own), compiled(mutated, own)))

@@ -34,8 +34,10 @@ class CachedRows:
         """
         bits, known = self._of(buffers)
         bits[written], known[written] = _bits(buffers, written), True
+        inside = (read >= 0) & (read < len(bits))  # whoever judges what is read finds the others
+        read, found = read[inside], torch.zeros_like(inside)
         now = _bits(buffers, read)
-        found = known[read] & (bits[read] != now)
+        found[inside] = known[read] & (bits[read] != now)
         bits[read], known[read] = now, True
         return found
 

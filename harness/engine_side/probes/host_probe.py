@@ -44,6 +44,18 @@ class HostProbe:
         """Wait until everything that was begun is done, copies too."""
         torch.get_device_module().synchronize()
 
+    def forget(self) -> None:
+        """Zero every row on the host: none is in use, and rows of an earlier text would hide that a copy left some out.
+
+        SGLang gives slots back and leaves their rows. 0.5.17 keeps its pools apart, later releases as entries of one.
+        """
+        whole = self._controller.mem_pool_host
+        pools = [one.host_pool for one in getattr(whole, "entries", ())] or [whole]
+        for pool in (*pools, getattr(self._controller, "mem_pool_host_draft", None)):
+            buffers = getattr(pool, "kv_buffer", ())
+            for buffer in (buffers,) if isinstance(buffers, torch.Tensor) else buffers:
+                buffer.zero_()
+
     def _loads(self, original: Original) -> Original:
         def init_load_back(tree: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
             before = len(self._controller.load_queue)

@@ -98,7 +98,8 @@ def outputs_of(output: Any, *, whole_below: int = 0) -> Tensors:
 
     whole_below: with a vocabulary smaller than this, all logits instead, and the control side works the rest out.
     """
-    logits, hidden = output.next_token_logits, output.hidden_states
+    # What is none holds nothing, and SGLang stumbles over it itself.
+    logits, hidden = (getattr(output, name, None) for name in ("next_token_logits", "hidden_states"))
     found: Tensors = {"hidden_out": hidden}
     if logits is not None and logits.shape[-1] < whole_below:
         found["logits"] = logits

@@ -20,9 +20,9 @@ WINDOW_SLOTS = "full_to_swa_index_mapping"
 def window_of(runner: Any, forward_batch: Any, *, prompt: bool) -> dict[str, list[int]] | None:
     """What a forward's requests hold in the pool for windows, an entry a request; None where there is no such pool.
 
-    committed: positions before the forward's own rows. held_from: the first position from which on every one has a
-    slot, up to the last of the forward's rows. gone: positions before the rows that have none. shared: positions whose
-    slot is another position's too, of whichever request.
+    committed: positions before the forward's own rows; lens: how many those are. held_from: the first position from
+    which on every one has a slot, up to the last of the forward's rows. gone: positions before the rows that have none.
+    shared: positions whose slot is another position's too, of whichever request.
     """
     allocator = runner.token_to_kv_pool_allocator
     if getattr(allocator, WINDOW_SLOTS, None) is None:
@@ -35,7 +35,7 @@ def window_of(runner: Any, forward_batch: Any, *, prompt: bool) -> dict[str, lis
     twice = _twice(slots, held)
     return {
         "committed": starts,
-        "rows": rows,
+        "lens": rows,
         "held_from": [_behind_last(one == 0) for one in held],
         "gone": [int((one[:start] == 0).sum()) for one, start in zip(held, starts, strict=True)],
         "shared": [int(torch.isin(one, twice).sum()) for one in held],

@@ -80,6 +80,7 @@ EVERYWHERE = (
     ("sglang.srt.constrained.xgrammar_backend", "token_mask", "XGrammarGrammar"),
     ("sglang.srt.models.deepseek_v2", "plain_rope", "get_rope_wrapper"),
     ("sglang.srt.models.ernie4", "flat_bias", "TopK"),
+    ("sglang.kernels.ops.attention.fla.layernorm_gated", "one_processor", "_get_sm_count"),
 )
 
 
@@ -339,6 +340,12 @@ class CpuOps:
 
         note = self._note
         setattr(module, argument, flat)
+
+    def _patch_one_processor(self, module: types.ModuleType, argument: str) -> None:
+        setattr(module, argument, lambda _device: 1)
+        self._note(
+            f"{module.__name__}.{argument}", "remap", "none", "how many rows a block has; a CPU is one processor"
+        )
 
     def _patch_record_stream(self, module: types.ModuleType, argument: str) -> None:
         torch.Tensor.record_stream = lambda *_a, **_k: None  # type: ignore[method-assign]
