@@ -90,7 +90,8 @@ def test_every_operator_finds_its_places():
 
 
 def test_a_mutant_is_called_as_the_command_line_takes_it():
-    named = [faults.asked("srt/speculative/eagle_worker_v2.py", one).id for one in changes(SOURCE, lines(*range(1, 22)))]
+    made = changes(SOURCE, lines(*range(1, 22)))
+    named = [faults.asked("srt/speculative/eagle_worker_v2.py", one).id for one in made]
     assert named
     assert all(NAME.fullmatch(one) for one in named)
 
