@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from cases import catalogue, checkpoints, fixed
 from cases.meta import pretended_engine
+from harness.both_sides.gpus import CardError
 from harness.cli import programs
 from harness.cli.main import app
 from harness.cli.outcome import Exit, attempt
@@ -176,6 +177,8 @@ REFUSED = {
     "mutant": (["mutants", "--only", "draft-position-lat"], "did you mean 'draft-position-late'"),
     "mutate-family": (["mutate", "--family", "egale"], "'egale'; did you mean 'eagle'"),
     "mutate-survivors": (["mutate", "--survivors-of", "nowhere"], "--survivors-of nowhere: there is no such folder"),
+    "mutate-only": (["mutate", "--only", "zzz"], "--only zzz: no mutant is called so"),
+    "findings-number": (["findings", "95"], "did you mean 'F-095'"),
     "mutate-shard": (["mutate", "--shard", "3/2"], "--shard 3/2: not N/M"),
     "revert-unknown": (["run", "--revert", "1"], "--revert 1"),
     "revert-old": (["run", "--revert", "25015", "--engine", "0.5.11"], "0.5.11 has no revert switch"),
@@ -359,6 +362,16 @@ def leaves():
 def test_output_that_cannot_be_written_is_no_divergence(command, monkeypatch):
     monkeypatch.setattr("harness.cli.outcome._reader_gone", lambda: Exit.UNKNOWN)
     assert attempt(command) is Exit.UNKNOWN
+
+
+def test_a_card_that_the_reference_gets_no_share_of_is_no_fault_of_ours(capsys):
+    """Its lease is taken before any engine boots, where others hold every one."""
+
+    def command():
+        raise CardError("no GPU lease of 5.1 GiB after 121 s: GPU 0 is taken")
+
+    assert attempt(command) is Exit.UNKNOWN
+    assert capsys.readouterr().err == "eaglecheck: no GPU lease of 5.1 GiB after 121 s: GPU 0 is taken\n"
 
 
 @pytest.mark.parametrize("command", [["--help"], ["run", "--help"]])
