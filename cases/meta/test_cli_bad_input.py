@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from cases import catalogue, checkpoints, fixed
 from cases.meta import pretended_engine
+from harness.both_sides.gpus import CardError
 from harness.cli import programs
 from harness.cli.main import app
 from harness.cli.outcome import Exit, attempt
@@ -361,6 +362,16 @@ def leaves():
 def test_output_that_cannot_be_written_is_no_divergence(command, monkeypatch):
     monkeypatch.setattr("harness.cli.outcome._reader_gone", lambda: Exit.UNKNOWN)
     assert attempt(command) is Exit.UNKNOWN
+
+
+def test_a_card_that_the_reference_gets_no_share_of_is_no_fault_of_ours(capsys):
+    """Its lease is taken before any engine boots, where others hold every one."""
+
+    def command():
+        raise CardError("no GPU lease of 5.1 GiB after 121 s: GPU 0 is taken")
+
+    assert attempt(command) is Exit.UNKNOWN
+    assert capsys.readouterr().err == "eaglecheck: no GPU lease of 5.1 GiB after 121 s: GPU 0 is taken\n"
 
 
 @pytest.mark.parametrize("command", [["--help"], ["run", "--help"]])

@@ -61,6 +61,8 @@ LAST_WITHOUT_DRAFT_UPDATES = Version("0.5.17")
 FIRST_ASKING_PLUGINS = Version("0.5.13")
 
 
+#: What SGLang calls that dtype of a cache.
+BFLOAT16 = ("bf16", "bfloat16")
 #: Arguments of SGLang's that change what a row of the target or the draft holds, and that only a witness has too.
 CHANGING = frozenset(
     (
@@ -372,6 +374,14 @@ def unwitnessed(scenario: Scenario, *, assumed: Sequence[str] = ()) -> str:
         )
     if scenario.engine.lora_paths:
         return "engine.lora_paths: adapters are not driven with a witness\n  allowed: --reference paper"
+    for name in ("kv_cache_dtype", "speculative_draft_kv_cache_dtype"):
+        asked = scenario.engine.server_args.get(name)
+        if asked not in (None, "auto") and not (asked in BFLOAT16 and scenario.engine.dtype == "bfloat16"):
+            return (
+                f"engine.server_args has {name} {asked}: what a cache keeps more coarsely than its engine computes is "
+                "rounded one way or the other from batch to batch, and no limit was measured for that\n"
+                f"  allowed: leave it out, or {BFLOAT16[0]} with engine.dtype bfloat16"
+            )
     predicted = [one for one in assumed if issues()[one].assume == "predicted"]
     if predicted:
         return (
