@@ -523,6 +523,20 @@ def test_a_refusal_by_the_release_names_the_file_too():
         check_possible([scenario, changed], version="0.5.23", files=[Path("a.json"), Path("b.json")])
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--page-size", "--context-length", "--chunked-prefill-size", "--max-running-requests", "--max-total-tokens"),
+        *("--cuda-graph-max-bs", "--mem-fraction-static"),
+    ],
+)
+def test_help_says_of_a_number_what_a_refusal_says(option):
+    said = call("run", option, "-1").stderr.rpartition("allowed: ")[2].partition(",")[0].removesuffix(" or null\n")
+    assert said.split()[0] in ("a", "1"), said
+    words = " ".join(call("run", "--help").stdout.split())
+    assert said.strip() in words.partition(option)[2].partition(". --")[0]
+
+
 @pytest.mark.parametrize("command", ["", "run", "engines", "engines install", "diff"])
 def test_h_is_help(command):
     done = call(*command.split(), "-h")

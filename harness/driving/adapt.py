@@ -25,7 +25,6 @@ from harness.engines.launch import BACKENDS, DTYPES
 from harness.engines.server_args import not_there
 
 DEVICES = tuple(BACKENDS)
-MOST_PAGE = 512
 #: Before it, the v2 worker runs under overlap scheduling only, and trees on the v1 worker only.
 FIRST_V2_ONLY = Version("0.5.13")
 #: The first releases with `speculative_use_rejection_sampling`, and with it for multi-layer MTP, by reading.
@@ -152,10 +151,6 @@ def _check_values(wanted: Wanted, device: str) -> None:
     if wanted.cuda_graph and device == "cpu":
         raise UsageError(
             "--cuda-graph: CUDA graphs need a GPU\n  allowed on cpu: --disable-cuda-graph, or add  --device cuda"
-        )
-    if wanted.page_size is not None and not 1 <= wanted.page_size <= MOST_PAGE:
-        raise UsageError(
-            f"--page-size {wanted.page_size}: tokens a page holds\n  allowed: 1 to {MOST_PAGE}, the whole context"
         )
 
 
