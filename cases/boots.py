@@ -53,11 +53,6 @@ class Boot:
         """Known issues that no release is without, and that would fail it if they were not assumed."""
         return tuple(name for name, one in assumable().items() if one.shows_in(self.spec, self.engine))
 
-    @property
-    def deviates(self) -> bool:
-        """Whether some of them show whatever its requests ask for."""
-        return any(not assumable()[name].keys for name in self.assumes)
-
     def works_on(self, release: str) -> bool:
         return Version(release) >= Version(self.since)
 

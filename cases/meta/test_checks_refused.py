@@ -35,6 +35,16 @@ def test_a_request_that_the_scheduler_refused_is_unknown_in_sglangs_own_words():
     assert verdict.reasons[0] == SAID
 
 
+def test_a_request_that_fits_and_is_refused_for_its_length_is_a_finding():
+    scenario, engine, reference = refused()
+    length = "Input length (7 tokens) exceeds the maximum allowed length (506 tokens)."
+    said = replace(ERROR, data={"rid": "r0", "error": length})
+    engine = replace(engine, events=(*(event for event in engine.events if event != ERROR), said))
+    verdict, divergences = judge(scenario, engine, reference)
+    assert verdict.outcome is Outcome.FAIL
+    assert [(found.check, found.hint, found.observed) for found in divergences] == [("admission", "refused", length)]
+
+
 def test_what_it_said_comes_before_what_was_not_compared():
     scenario, engine, reference = refused()
     nothing = handmade.take_rows(engine.rows, [])

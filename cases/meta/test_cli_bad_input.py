@@ -177,6 +177,8 @@ REFUSED = {
     "mutant": (["mutants", "--only", "draft-position-lat"], "did you mean 'draft-position-late'"),
     "mutate-family": (["mutate", "--family", "egale"], "'egale'; did you mean 'eagle'"),
     "mutate-survivors": (["mutate", "--survivors-of", "nowhere"], "--survivors-of nowhere: there is no such folder"),
+    "mutate-only": (["mutate", "--only", "zzz"], "--only zzz: no mutant is called so"),
+    "findings-number": (["findings", "95"], "did you mean 'F-095'"),
     "mutate-shard": (["mutate", "--shard", "3/2"], "--shard 3/2: not N/M"),
     "revert-unknown": (["run", "--revert", "1"], "--revert 1"),
     "revert-old": (["run", "--revert", "25015", "--engine", "0.5.11"], "0.5.11 has no revert switch"),
@@ -519,6 +521,20 @@ def test_a_refusal_by_the_release_names_the_file_too():
     changed = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"dtype": "float16"})})
     with pytest.raises(UsageError, match=r"scenario '.*' of b\.json: engine\.dtype"):
         check_possible([scenario, changed], version="0.5.23", files=[Path("a.json"), Path("b.json")])
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--page-size", "--context-length", "--chunked-prefill-size", "--max-running-requests", "--max-total-tokens"),
+        *("--cuda-graph-max-bs", "--mem-fraction-static"),
+    ],
+)
+def test_help_says_of_a_number_what_a_refusal_says(option):
+    said = call("run", option, "-1").stderr.rpartition("allowed: ")[2].partition(",")[0].removesuffix(" or null\n")
+    assert said.split()[0] in ("a", "1"), said
+    words = " ".join(call("run", "--help").stdout.split())
+    assert said.strip() in words.partition(option)[2].partition(". --")[0]
 
 
 @pytest.mark.parametrize("command", ["", "run", "engines", "engines install", "diff"])

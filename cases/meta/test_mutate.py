@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 
 from cases.fixed import default_scenarios
-from cases.meta import results
+from cases.meta import handmade, results
 from harness.both_sides.codes import changed, compiled, placed
+from harness.cli.mutate import NAME
 from harness.cli.report import _document
 from harness.contract.types import Outcome
 from harness.contract.usage import UsageError
 from harness.engine_side.host import source_swap
 from harness.engines.errors import EngineError, NoLease
 from harness.engines.process import Launch
-from harness.search import fates
+from harness.search import fates, faults
 from harness.search.board import Board, document
-from harness.search.executed import Followed, One, Sound, merged
+from harness.search.executed import Followed, One, Sound, assume, merged
 from harness.search.fates import End, Explanation, Fate
 from harness.search.faults import draw
 from harness.search.mutate import Hunt
@@ -86,6 +87,13 @@ def test_every_operator_finds_its_places():
     assert "(kept + 1)" in found["values shifted"]
     assert {"(positions)", "(kept)"} == set(found["other tensor"])
     assert "(False)" in found["constant"]
+
+
+def test_a_mutant_is_called_as_the_command_line_takes_it():
+    made = changes(SOURCE, lines(*range(1, 22)))
+    named = [faults.asked("srt/speculative/eagle_worker_v2.py", one).id for one in made]
+    assert named
+    assert all(NAME.fullmatch(one) for one in named)
 
 
 def test_nothing_is_changed_outside_functions_in_kernels_and_in_what_only_says():
@@ -296,7 +304,7 @@ def test_of_several_mutants_the_one_that_shows_is_found_and_the_others_survive(m
 class Engines:
     """Notes what is booted; an engine that boots with a mutant in one file dies of it."""
 
-    device, boots, logs, log_name = "cuda", 0, Path("none"), "engine-{boot}.log"
+    default, device, boots, logs, log_name = "0.5.23", "cuda", 0, Path("none"), "engine-{boot}.log"
 
     def __init__(self, error):
         self.error, self.booted = error, []
@@ -396,6 +404,13 @@ def test_fates_are_kept_line_by_line_and_a_torn_line_does_not_count(tmp_path):
     found = fates.read_fates([tmp_path])
     assert set(found) == set(FOUND)
     assert found["open"].end is End.UNKNOWN, "asked again"
+
+
+@pytest.mark.parametrize(("k", "t", "device", "assumed"), [(3, 1, "cpu", ()), (3, 2, "cpu", ("F-003",))])
+def test_what_a_release_is_known_to_do_wrong_is_assumed(k, t, device, assumed):
+    engines = types.SimpleNamespace(default="0.5.23", device=device, assumed=("F-010",))
+    assume(engines, handmade.scenario(k=k, t=t))
+    assert engines.assumed == assumed
 
 
 def test_two_scenarios_of_one_name_are_two():

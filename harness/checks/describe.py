@@ -81,6 +81,7 @@ RELATION: dict[str, str] = {
     "owned-by-another": "the slot belongs to another live request",
     "shared-with-another": "two requests of one batch write this slot",
     "own-slot-again": "the request overwrites its own committed row",
+    "out-of-page": "another place in its page than the position, so whoever reads page by page misses it",
     "plan-of-step-before": "what the step before was to read",
     "changed-since-written": "nobody wrote there since",
     "one-slot-late": "the whole window lies one slot late",

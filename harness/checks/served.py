@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
+from harness.checks.set_aside import is_instead
 from harness.contract.admission import EXHAUSTED, REFUSALS, reserved_slots, too_long
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
@@ -37,7 +38,8 @@ def check_admission(evidence: Evidence) -> CheckResult:
         why = too_long(request, evidence.scenario.spec, evidence.scenario.engine) or (
             "the queue is full when it arrives" if full.get(rid) else ""
         )
-        served = rid in evidence.last or bool(rid in ends and ends[rid].output_ids)
+        ran = [part for (who, _), listed in evidence.parts.items() if who == rid for part in listed]
+        served = not all(is_instead(evidence, part) for part in ran) or bool(rid in ends and ends[rid].output_ids)
         if why:
             if served:
                 said = f"refused: {why}"

@@ -89,11 +89,12 @@ def _refused(evidence: Evidence) -> Iterator[str]:
     said = {event.data["rid"] for event in evidence.engine.events if event.name == "request_error"}
     for rid in errors(evidence).keys() & said:
         parts = [part for (who, _), listed in evidence.parts.items() if who == rid for part in listed]
-        if len(parts) == 1 and _is_instead(evidence, parts[0]):
+        if len(parts) == 1 and is_instead(evidence, parts[0]):
             yield rid
 
 
-def _is_instead(evidence: Evidence, part: Part) -> bool:
+def is_instead(evidence: Evidence, part: Part) -> bool:
+    """Whether it ran SGLang's one token in place of a prompt that was refused."""
     rows = evidence.table.of(part.share, Phase.PREFILL)
     fed = [evidence.table.ints["input_id"][row] for row in rows]
     return part.record.mode == "PREFILL" and (part.start, part.length) == (0, 1) and fed == [INSTEAD]

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from harness.contract.known_issues import assumable
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.driving.live import LiveEngines
@@ -122,8 +123,19 @@ def with_boot(launch: Launch, *, patience: float = 1.0, **asked: Any) -> Launch:
     return replace(launch, boot={**launch.boot, **asked}, beside=beside, patience=patience)
 
 
+def assume(engines: LiveEngines, scenario: Scenario) -> None:
+    """What the release is known to do wrong in a scenario is no mutant's doing, and must not hide one."""
+    asked = {key for request in scenario.requests for key in request.rules}
+    engines.assumed = tuple(
+        name
+        for name, one in assumable().items()
+        if one.shows_in(scenario.spec, scenario.engine, release=engines.default, device=engines.device, asked=asked)
+    )
+
+
 def follow(engines: LiveEngines, scenario: Scenario, family: str) -> One:
     """One scenario driven and judged, with the tensors that its lines saw."""
+    assume(engines, scenario)
     launch = with_boot(engines.launch(scenario), executed=list(PARTS))
     kind = f"{launch.boot['layered']} {launch.boot['overlap']} {launch.ranks} {bool(launch.beside)}"
     sound = Sound(scenario=scenario, family=family, kind=kind)
@@ -152,6 +164,7 @@ def follow(engines: LiveEngines, scenario: Scenario, family: str) -> One:
 
 def watch(engines: LiveEngines, one: One) -> One:
     """The same, and whether SGLang's own canary changes nothing that it records."""
+    assume(engines, one.sound.scenario)
     launch = engines.launch(one.sound.scenario)
     launch = with_boot(launch, optional_arguments=launch.boot["optional_arguments"] | CANARY)
     try:

@@ -25,7 +25,7 @@ from harness.driving.progress import ScenarioResult
 from harness.engines.engine import Engine
 from harness.engines.errors import DEFECT, EngineError, EngineNotClean, NoLease
 from harness.engines.process import Launch
-from harness.search.executed import CANARY, Sound, accepted, digest, with_boot
+from harness.search.executed import CANARY, Sound, accepted, assume, digest, with_boot
 from harness.search.fates import Asked, End, Fate, applied, label
 from harness.search.tasks import Task
 
@@ -74,6 +74,7 @@ class Hunt:
 
     def _run(self, found: _Found, scenario: Scenario) -> None:
         start, boots = time.monotonic(), self.engines.boots
+        assume(self.engines, scenario)
         files = self._written(found.mutants)
         try:
             self._try(found, scenario, files)
