@@ -221,22 +221,24 @@ def usual_draws(evidence: Evidence) -> float:
     """
     assert evidence.reference is not None
     margins = [
-        float(event.data["margin"]) / _moved(evidence, event.data["rid"])
+        float(event.data["margin"]) / _moved(evidence, event.data)
         for event in evidence.reference.events
         if event.name in ("sampled", "ruled") and not evidence.scenario.request(event.data["rid"]).greedy
     ]
     return sum(math.erfc(margin / math.sqrt(2)) / 2 for margin in margins)
 
 
-def _moved(evidence: Evidence, rid: str) -> float:
-    """Standard deviation of where an interval ends, in probability, by the noise of the run's own logits.
+def _moved(evidence: Evidence, decided: dict[str, Any]) -> float:
+    """Standard deviation, at most, of where an interval ends, in probability, by the noise of the run's own logits.
 
     An end F of a softmax moves by the sum over tokens i of p_i ([i lies before] - F) e_i / temperature. Independent
     errors e of deviation s make of it s sqrt(2) F (1 - F) / temperature at most, and F (1 - F) is at most 1/4;
-    s sqrt(2) is what the difference of two logits has. Two float32 softmaxes differ by no less than 1e-7.
+    s sqrt(2) is what the difference of two logits has. No more than four of it are a limit, and no less than 1e-7 is
+    what two float32 softmaxes differ by.
     """
-    difference = evidence.choice_limit(rid) / TIE_MULTIPLE * DIFFERENCE
-    return max(difference / 4 / evidence.scenario.request(rid).temperature, 1e-7)
+    difference = evidence.choice_limit(decided["rid"]) / TIE_MULTIPLE * DIFFERENCE
+    temperature = evidence.scenario.request(decided["rid"]).temperature
+    return min(max(difference / 4 / temperature, 1e-7), _limit(evidence, decided) / 4)
 
 
 def _limit(evidence: Evidence, decided: dict[str, Any]) -> float:
