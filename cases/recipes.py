@@ -14,11 +14,11 @@ Weights = dict[str, np.ndarray]
 class Recipe:
     """Everything that decides the bytes of a pair. Gains are relative to unit-RMS inputs.
 
-    algorithm: what SGLang calls this kind of head. dp_attention: whether its target is driven under it.
+    algorithm: what SGLang calls this kind of head. dp_attention: devices on which its target is driven under it.
     """
 
     algorithm: ClassVar[str] = "EAGLE"
-    dp_attention: ClassVar[bool] = False
+    dp_attention: ClassVar[tuple[str, ...]] = ()
     target_architecture: ClassVar[str] = "LlamaForCausalLM"
     target_type: ClassVar[str] = "llama"
 
@@ -79,7 +79,7 @@ class Qwen3Recipe(Eagle3Recipe):
     which lets a projection keep a row's length.
     """
 
-    dp_attention: ClassVar[bool] = True
+    dp_attention: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     target_architecture: ClassVar[str] = "Qwen3ForCausalLM"
     target_type: ClassVar[str] = "qwen3"
 
@@ -99,7 +99,7 @@ class MtpRecipe(Recipe):
     """A MiMo-V2 style target with MTP layers (see cases.mtp_weights)."""
 
     algorithm: ClassVar[str] = "MTP"
-    dp_attention: ClassVar[bool] = True
+    dp_attention: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     #: in the checkpoint: the most steps a scenario may ask for
     draft_layers: ClassVar[int] = 4
 
@@ -131,7 +131,7 @@ class StepRecipe(MtpRecipe):
     layer's head lies from the target's.
     """
 
-    dp_attention: ClassVar[bool] = False
+    dp_attention: ClassVar[tuple[str, ...]] = ()
     target_architecture: ClassVar[str] = "Step3p5ForCausalLM"
     target_type: ClassVar[str] = "step3p5"
 
@@ -159,6 +159,7 @@ class LatentRecipe(Recipe):
     expert_gain: what the routed experts add, which the target's first layer has nothing of.
     """
 
+    dp_attention: ClassVar[tuple[str, ...]] = ("cuda",)
     target_architecture: ClassVar[str] = "DeepseekV3ForCausalLM"
     target_type: ClassVar[str] = "deepseek_v3"
 

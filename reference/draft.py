@@ -15,6 +15,7 @@ draft row hands on, V vocabulary, m candidates.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -28,6 +29,8 @@ from reference.tree import Candidates
 from reference.verify import grouped
 
 Proposals = tuple[tuple[int, ...], ...]
+#: Rows whose logits are ranked at a time.
+LOGIT_ROWS = 16
 #: (step, the beam of the step before that each beam grew from) -> which beam of the step before each one attends to,
 #: with all that one attends to. At step 0 both are -1: nothing of the round is there yet.
 Attends = Callable[[int, Sequence[int]], Sequence[int]]
@@ -145,15 +148,15 @@ class _Pool:
         self.parents: list[int] = []
         self.level: list[tuple[int, int]] = []  # newest level: (candidate, beam it came from)
 
-    def add(self, beams: _Beams | None, proposals: Proposals, log_probs: Tensor) -> None:
-        """A level: beam s (None: the root alone) proposes proposals[s]; log_probs [s,V] are the reference's own."""
+    def add(self, beams: _Beams | None, proposals: Proposals, gains: Sequence[Sequence[float]]) -> None:
+        """A level: beam s (None: the root alone) proposes proposals[s], of log-probabilities gains[s]."""
         nodes = beams.nodes if beams else (-1,)
         self.level = []
         for beam, (parent, tokens) in enumerate(zip(nodes, proposals, strict=True)):
             before = self.scores[parent] if parent >= 0 else 0.0
             self.level += [(len(self.tokens) + i, beam if beams else -1) for i in range(len(tokens))]
             self.tokens += tokens
-            self.scores += [before + gain for gain in log_probs[beam, list(tokens)].tolist()]
+            self.scores += [before + gain for gain in gains[beam]]
             self.parents += [parent] * len(tokens)
 
     def select(self, t: int) -> _Beams:
@@ -181,24 +184,23 @@ class _Pool:
 class _Round:
     """One round in progress: its candidates, and the rows fed so far (they hang on the sequence's first c rows)."""
 
-    def __init__(self, head: Head, reading: Reading, committed: int, forced: Forced, t: int, attends: Attends) -> None:
-        self.head, self.committed, self.forced, self.t, self.attends = head, committed, forced, t, attends
+    def __init__(self, reading: Reading, committed: int, forced: Forced, t: int, attends: Attends) -> None:
+        self.committed, self.forced, self.t, self.attends = committed, forced, t, attends
         self.pool, self.steps = _Pool(), list[Step]()
         self.tokens, self.positions, self.origins = list[int](), list[int](), list[int]()
         self.attended: tuple[int, ...] = ()  # by the newest rows
         self.hidden: list[Tensor] = []
         self.output = reading.draft[committed - 1 : committed]  # of the newest rows, [s,h']
-        logits = head.logits(self.output)
-        first = tuple(best(logits[0], t))
-        self.own = forced.first in ((), first)
-        self.pool.add(None, (forced.first or first,), logits.log_softmax(-1))
+        self.beams: tuple[_Beams, _Beams] | None = None  # expected and fed, at the step that is answered
+        self.own = True
 
-    def feed(self, i: int) -> tuple[_Beams, _Beams]:
-        """Add the rows of step i; returns the beams expected and the beams fed."""
+    def feed(self, i: int) -> None:
+        """Add the rows of step i: the beams that were fed, where another side did."""
         expected = beams = self.pool.select(self.t)
         if i in self.forced.input_ids:
             parents = self.forced.parents.get(i, (-1,) * self.t)
             beams = self.pool.locate(self.forced.input_ids[i], parents, expected)
+        self.beams = expected, beams
         self.attended = tuple(self.attends(i, beams.parents))
         self.own &= beams == expected and self.attended == beams.parents
         before = len(self.tokens) - self.t  # where the rows of the step before begin
@@ -206,22 +208,26 @@ class _Round:
         self.positions += [self.committed + i] * self.t
         self.origins += [-1 if beam < 0 else before + beam for beam in self.attended]
         self.hidden.append(self.output[[max(parent, 0) for parent in beams.parents]])
-        return expected, beams
 
-    def answer(self, i: int, expected: _Beams, fed: _Beams, output: Tensor) -> None:
-        """Take what the head said about the rows of step i: output [t,h']."""
-        logits = self.head.logits(output)
-        best_of = tuple(tuple(best(row, self.t)) for row in logits)
-        chosen = self.forced.chosen.get(i) or best_of
+    def chosen(self, best_of: Proposals) -> Proposals:
+        """What the newest rows propose, where their best are `best_of` and nobody else proposed."""
+        forced = self.forced.chosen.get(len(self.steps)) if self.beams else (self.forced.first,)
+        chosen = forced if forced and any(forced) else best_of
         self.own &= chosen == best_of
-        self.pool.add(fed, chosen, logits.log_softmax(-1))
-        self.output = output
+        return chosen
+
+    def answer(self, logits: Tensor, chosen: Proposals, gains: Sequence[Sequence[float]]) -> None:
+        """Take what the head said about the newest rows, logits [s,V], and what each proposes."""
+        self.pool.add(self.beams[1] if self.beams else None, chosen, gains)
+        if self.beams is None:
+            return
+        expected, _ = self.beams
         step = Step(
             expected_ids=expected.input_ids,
             expected_parents=expected.parents,
             attended=self.attended,
             hidden_in=self.hidden[-1],
-            hidden_out=output,
+            hidden_out=self.output,
             logits=logits,
         )
         self.steps.append(step)
@@ -232,8 +238,8 @@ class _Round:
         return Chain(steps=tuple(self.steps), candidates=candidates, own=self.own)
 
 
-def _forward(head: Head, reading: Reading, rounds: Sequence[_Round]) -> list[Tensor]:
-    """g of each round's newest rows [t,h'], in one forward of the rows that these rounds fed so far."""
+def _forward(head: Head, reading: Reading, rounds: Sequence[_Round]) -> None:
+    """Each round's newest rows say their output [t,h'], in one forward of the rows that these rounds fed so far."""
     device = reading.tokens.device
     output, _ = head.forward(
         torch.tensor([token for r in rounds for token in r.tokens], device=device),
@@ -242,9 +248,25 @@ def _forward(head: Head, reading: Reading, rounds: Sequence[_Round]) -> list[Ten
         Sight.of([(r.committed, r.origins) for r in rounds], device=device),
         reading.kept,
     )
-    return [
-        newest[-r.t :] for r, newest in zip(rounds, torch.split(output, [len(r.tokens) for r in rounds]), strict=True)
-    ]
+    for r, newest in zip(rounds, torch.split(output, [len(r.tokens) for r in rounds]), strict=True):
+        r.output = newest[-r.t :]
+
+
+def _answer(head: Head, rounds: Sequence[_Round]) -> None:
+    """What the newest rows of each round propose; many rounds at a time, since a card answers each question late."""
+    count = max(1, LOGIT_ROWS // max(len(r.output) for r in rounds))
+    for some in (rounds[start : start + count] for start in range(0, len(rounds), count)):
+        logits = head.logits(torch.cat([r.output for r in some]))
+        ranked, place, chosen = best_ids(logits, some[0].t).tolist(), 0, list[Proposals]()
+        for r in some:
+            chosen.append(r.chosen(tuple(map(tuple, ranked[place : place + len(r.output)]))))
+            place += len(r.output)
+        each = [tokens for proposals in chosen for tokens in proposals]
+        rows = [row for row, tokens in enumerate(each) for _ in tokens]
+        found = iter(logits.log_softmax(-1)[rows, [token for tokens in each for token in tokens]].tolist())
+        parts = torch.split(logits, [len(r.output) for r in some])
+        for r, proposals, own in zip(some, chosen, parts, strict=True):
+            r.answer(own, proposals, [list(itertools.islice(found, len(tokens))) for tokens in proposals])
 
 
 def draft(
@@ -260,10 +282,12 @@ def draft(
 
     The first level comes from the sequence's row c-1. Rounds do not see each other, nor the sequence from row c on.
     """
-    live = [_Round(head, reading, committed, forced, t, attends) for committed, forced in rounds]
+    live = [_Round(reading, committed, forced, t, attends) for committed, forced in rounds]
     for group in grouped(live, (k - 1) * t):
+        _answer(head, group)
         for i in range(k - 1):
-            beams = [r.feed(i) for r in group]
-            for r, (expected, fed), output in zip(group, beams, _forward(head, reading, group), strict=True):
-                r.answer(i, expected, fed, output)
+            for r in group:
+                r.feed(i)
+            _forward(head, reading, group)
+            _answer(head, group)
     return [r.chain() for r in live]

@@ -131,7 +131,8 @@ class Rules:
         before = np.concatenate([[0.0], np.cumsum(left[order])[:-1]])
         kept = np.zeros(len(left), dtype=bool)
         kept[order] = before < self.request.top_p
-        return kept, float(np.abs(before[1:] - self.request.top_p).min(initial=np.inf))
+        near = np.abs(before[1:] - self.request.top_p).min(initial=np.inf)
+        return kept, float(min(near, left[kept].min() - left[~kept].max(initial=-np.inf)))
 
     def _likely(self, left: np.ndarray) -> tuple[np.ndarray, float]:
         """Those at least min_p times as likely as the likeliest."""

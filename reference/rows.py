@@ -5,6 +5,7 @@ This module must not compute a row: it writes what a forward was fed and gave in
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,13 +17,18 @@ from harness.contract.batches import Part
 from harness.contract.trace import TOP_LOGITS, RowBuilder, Rows
 from harness.contract.types import Phase
 
+#: Bytes that wait on a card at most before they are brought to the host.
+MOST_THERE = 32 << 20
+
 
 class Writer:
     """Collects rows and the hidden states they point to."""
 
     def __init__(self) -> None:
-        self._rows = RowBuilder()
-        self._tensors: dict[str, list[Tensor]] = {}
+        self._added: list[tuple[int, dict[str, Sequence[Any]], dict[str, int]]] = []
+        self._tensors: dict[str, list[int]] = {}
+        self._rows_of: Counter[str] = Counter()
+        self._brought = _Brought()
 
     def add(
         self,
@@ -62,22 +68,56 @@ class Writer:
         for name, states in (("hidden_in", hidden_in), ("hidden_out", hidden_out)):
             if states is not None:
                 columns[name] = _at_the_end(self._kept(f"{name}.{phase}", states), m, -1)
-        if logits is not None:
-            top = _top(logits, choose, drawn, temperature if scored else None)
-            columns |= {name: _at_the_end(own, m, float("nan") if name == "lse" else ()) for name, own in top.items()}
-        self._rows.extend(m, **columns)
+        top = {} if logits is None else _top(logits, choose, drawn, temperature if scored else None)
+        self._added.append((m, columns, {name: self._brought.later(one) for name, one in top.items()}))
 
     def _kept(self, name: str, states: Tensor) -> Sequence[int]:
         """Where states [r,h] are found in the tensor `name`."""
-        stored = self._tensors.setdefault(name, [])
-        first = sum(len(one) for one in stored)
-        stored.append(states.to("cpu", torch.float32))
-        return range(first, first + len(states))
+        first = self._rows_of[name]
+        self._rows_of[name] += len(states)
+        self._tensors.setdefault(name, []).append(self._brought.later(states.float()))
+        return range(first, self._rows_of[name])
 
     def build(self) -> tuple[Rows, dict[str, np.ndarray]]:
         """The rows, and float32 [rows,h] tensors by name."""
-        tensors = {name: torch.cat(states).numpy() for name, states in self._tensors.items()}
-        return self._rows.build(), tensors
+        here, rows = self._brought.all(), RowBuilder()
+        for m, columns, waited in self._added:
+            found = {name: here[place].numpy() for name, place in waited.items()}
+            late = {name: _at_the_end(own, m, float("nan") if name == "lse" else ()) for name, own in found.items()}
+            rows.extend(m, **columns, **late)
+        tensors = {name: torch.cat([here[place] for place in places]) for name, places in self._tensors.items()}
+        return rows.build(), {name: one.numpy() for name, one in tensors.items()}
+
+
+class _Brought:
+    """Tensors on their way to the host, many at a time: on a card each transfer waits for all that runs there."""
+
+    def __init__(self) -> None:
+        self._here: list[Tensor] = []
+        self._there: list[Tensor] = []
+        self._bytes = 0
+
+    def later(self, one: Tensor) -> int:
+        """Its place in `all`."""
+        self._there.append(one)
+        self._bytes += one.numel() * one.element_size()
+        place = len(self._here) + len(self._there) - 1
+        if self._bytes > MOST_THERE:
+            self.all()
+        return place
+
+    def all(self) -> list[Tensor]:
+        """Every tensor so far, on the host."""
+        found: list[Tensor] = list(self._there)
+        for dtype in {one.dtype for one in found if one.device.type != "cpu"}:
+            places = [place for place, one in enumerate(found) if one.dtype == dtype and one.device.type != "cpu"]
+            flat = torch.cat([found[place].reshape(-1) for place in places]) if len(places) > 1 else found[places[0]]
+            parts = torch.split(flat.cpu().reshape(-1), [found[place].numel() for place in places])
+            for place, part in zip(places, parts, strict=True):
+                found[place] = part.reshape(found[place].shape)
+        self._here += found
+        self._there, self._bytes = [], 0
+        return self._here
 
 
 def _at_the_end(own: Sequence[Any], count: int, nothing: Any) -> list[Any]:
@@ -97,19 +137,19 @@ def best_ids(values: Tensor, count: int) -> Tensor:
     return ranks.topk(min(count, size), dim=-1).indices
 
 
-def _top(logits: Tensor, choose: int, drawn: Sequence[Sequence[int]], temperature: float | None) -> dict[str, Any]:
+def _top(logits: Tensor, choose: int, drawn: Sequence[Sequence[int]], temperature: float | None) -> dict[str, Tensor]:
     """Columns of rows with logits [r,V]; ties go to the lowest id."""
     order = best_ids(logits, max(choose, TOP_LOGITS))
     chosen = torch.tensor(drawn, device=logits.device) if len(drawn) else order[:, :choose]
     top = order[:, :TOP_LOGITS]
-    columns: dict[str, Any] = {
-        "lse": logits.logsumexp(-1).tolist(),
-        "top_ids": top.cpu().numpy(),
-        "top_logits": logits.gather(-1, top).float().cpu().numpy(),
-        "chosen_ids": chosen.cpu().numpy(),
+    columns = {
+        "lse": logits.logsumexp(-1).float(),
+        "top_ids": top,
+        "top_logits": logits.gather(-1, top).float(),
+        "chosen_ids": chosen,
     }
     if temperature is not None:
         scaled = logits / temperature
         scores = (scaled.gather(-1, chosen) - scaled.logsumexp(-1, keepdim=True)).exp()
-        columns["chosen_probs"] = scores.float().cpu().numpy()
+        columns["chosen_probs"] = scores.float()
     return columns

@@ -87,6 +87,7 @@ OTHERS = {
     "torch": TORCH_FILES,
     "triton": TRITON_FILES,
     "nvidia-nccl-cu13": NCCL_FILES,
+    "nvidia-curand": {"nvidia/cu13/include/curand.h": b"// headers", "nvidia/cu13/lib/libcurand.so": b"a library"},
 }
 
 

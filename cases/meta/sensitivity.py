@@ -1,7 +1,7 @@
 """Whether a target/draft pair can show the mistakes this project looks for: how often it agrees, and what moves it.
 
 A pair that always agrees hides a wrong chunk tail; one that never agrees exercises no verify; one that ignores
-positions hides a shift. This module must not judge: it only counts, on free-running speculation with t = 1.
+positions hides a shift. This module must not judge: it only counts, on greedy speculation with t = 1.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import copy
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from cases.checkpoints import Checkpoint
-from harness.contract.requests import RequestSpec
 from harness.contract.scenario import SpecConfig
 from reference.attention import Kept, Sight
 from reference.draft import Forced, Reading, draft, rotate
@@ -86,17 +86,15 @@ def measure(
     margins: list[float] = []
     fresh: list[float] = []
     for prompt in random_prompts(prompts, head.target.vocab, seed=seed):
-        trace = session.speculate(RequestSpec(rid="m", input_ids=prompt, max_new_tokens=new_tokens))
-        decodes = [record for record in trace.rounds if record.mode == "DECODE"]
-        accepted.update(record.lens[0] for record in decodes)
-        output = trace.ends[0].output_ids
-        reading = Reading.of(head, [*prompt, *output])
-        starts = [record.starts[0] for record in decodes if record.starts[0] < len(reading.tokens)]
-        shifted.update(_moved_by_shift(head, reading, starts, k))
-        tails.update(_moved_by_tail(head, reading, len(prompt), chunk))
-        top = torch.topk(head.target.logits(reading.final[len(prompt) - 1 : -1]), 2).values
+        text = session.generate(prompt, new_tokens + k)  # what the last round may commit beyond the end, too
+        reading, end = Reading.of(head, [*prompt, *text]), len(prompt) + new_tokens
+        walked = list(_walk(head, reading, len(prompt), end, k))
+        accepted.update(length for _, length in walked)
+        shifted.update(_moved_by_shift(head, reading, [start for start, _ in walked], k))
+        tails.update(_moved_by_tail(head, reading, len(prompt), end, chunk))
+        top = torch.topk(head.target.logits(reading.final[len(prompt) - 1 : end - 1]), 2).values
         margins.append(float((top[:, 0] - top[:, 1]).min()))
-        fresh.append(len(set(output)) / len(output))
+        fresh.append(len(set(text[:new_tokens])) / new_tokens)
     total = sum(accepted.values())
     return Measurement(
         verifies=total,
@@ -108,6 +106,19 @@ def measure(
     )
 
 
+def _walk(head: Head, reading: Reading, prompt: int, end: int, k: int) -> Iterator[tuple[int, int]]:
+    """(start, accept length) of every round of greedy speculation, whose text is the greedy one, read as a whole."""
+    tokens, starts = reading.tokens.tolist(), range(prompt, end - 1)
+    chains = draft(head, reading, [(start, Forced()) for start in starts], k=k, t=1)
+    proposed = {start: chain.candidates.tokens for start, chain in zip(starts, chains, strict=True)}
+    at = prompt
+    while at in starts:
+        right = [one == own for one, own in zip(proposed[at], tokens[at + 1 :], strict=False)]
+        length = [*right, False].index(False) + 1
+        yield at, length
+        at += length
+
+
 def _moved_by_shift(head: Head, reading: Reading, starts: list[int], k: int) -> list[bool]:
     """For each proposal after the first of the rounds at `starts`: whether it changes."""
     rounds = [(start, Forced()) for start in starts]
@@ -117,14 +128,14 @@ def _moved_by_shift(head: Head, reading: Reading, starts: list[int], k: int) -> 
     return [a != b for a, b in zip(*later, strict=True)]
 
 
-def _moved_by_tail(head: Head, reading: Reading, prompt: int, chunk: int) -> list[bool]:
+def _moved_by_tail(head: Head, reading: Reading, prompt: int, end: int, chunk: int) -> list[bool]:
     """For each first proposal near the prompt: whether it changes; nothing if the prompt is one chunk."""
-    rows = len(reading.draft)
+    rows = end - 1
     tails = list(range(chunk - 1, prompt - 1, chunk))
     if not tails:
         return []
     wrong = rotate(reading.tokens, 0, rows).clone()
     wrong[tails] = head.target.logits(reading.final[tails]).argmax(-1)
     g, _ = head.forward(wrong, head.enter(reading.hidden[:rows]), torch.arange(rows), Sight.causal(rows))
-    near = slice(prompt - 1, prompt - 1 + NEAR_PROMPT)
+    near = slice(prompt - 1, min(prompt - 1 + NEAR_PROMPT, rows))
     return (head.logits(g[near]).argmax(-1) != head.logits(reading.draft[near]).argmax(-1)).tolist()

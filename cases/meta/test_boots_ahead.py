@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from cases.families import FAMILIES
 from harness.both_sides.leases import Request
-from harness.driving import pool
+from harness.driving import pool, runner
 from harness.driving.pool import EnginePool
 from harness.engines.errors import EngineError, NoLease
 from harness.engines.process import Launch
@@ -82,6 +83,15 @@ def test_as_many_as_may_boot_ahead_do_and_each_is_taken_in_its_turn(engines, of_
     assert {one.log.name for one in engines.started} == {"engine.log", "engine-2.log", "engine-3.log", "engine-4.log"}
     of_two.end()
     assert all(one.closed.is_set() for one in engines.started)
+
+
+def test_what_a_run_boots_ahead_is_a_configuration_each():
+    scenarios, expected = FAMILIES["paged"].scenarios, []
+    engines = SimpleNamespace(ahead=3, lease=None, expect=expected.extend, use=lambda _launch: None)
+    plan = SimpleNamespace(launch=lambda one, lease: one.boot_key())
+    going = SimpleNamespace(later=list(scenarios), plan=plan, engines=engines, waited_seconds=0.0)
+    runner._wait_for(going, scenarios[0], launch("a"))
+    assert expected == [*dict.fromkeys(one.boot_key() for one in scenarios)][1:4]
 
 
 def test_a_pool_that_is_ended_waits_for_no_boot(engines, of_two):

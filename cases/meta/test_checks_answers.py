@@ -299,3 +299,6 @@ def test_a_stream_with_an_interval_comes_when_it_is_full_and_not_before(interval
     engine = replace(ENGINE, events=(*turns, answer))
     result = run_check(CHECKS["streamed"], gather(given, engine, REFERENCE))
     assert [found.hint for found in result.divergences] == hints
+    unsaid = replace(ENGINE, events=(answer,))
+    result = run_check(CHECKS["streamed"], gather(given, unsaid, REFERENCE))
+    assert result.unknown == ["interval of the stream of r0 not judged: nothing says what was sent"]

@@ -6,7 +6,9 @@ import pytest
 
 from cases.meta import handmade
 from cases.meta.judged import roots, with_round
-from harness.checks import judge
+from harness.checks import CHECKS, judge
+from harness.checks.evidence import gather
+from harness.checks.registry import run_check
 from harness.contract.trace import Event
 from harness.contract.types import Kind, Outcome
 
@@ -417,3 +419,22 @@ def test_a_crash_that_our_replacement_kernel_raised_says_so_and_keeps_its_signat
     (found,) = [each for each in divergences if each.kind is Kind.CRASH]
     assert found.signature == f"CRASH:ledger:DRAFT:{site}"
     assert ("cpu_attention.decode_attention_fwd" in found.observed) is said
+
+
+@pytest.mark.parametrize(("drawn", "equal", "found"), [(True, True, False), (True, False, True), (False, True, True)])
+def test_equal_logits_are_a_tie_only_where_uniforms_decide_the_batch(made, drawn, equal, found):
+    scenario, engine = made
+    row = accept_rows(engine, 1)[0]
+    key, number = engine.rows.key(row), int(engine.rows.ints["round"][row])
+    root = handmade.find(engine, phase="VERIFY", rid=key.rid, committed=key.committed, slot=0)
+    best, other = engine.rows.lists["top_ids"][root][:2]
+    engine.rows.ints["input_id"][row] = other
+    if equal:
+        engine.rows.lists["top_logits"][root][1] = engine.rows.lists["top_logits"][root][0]
+    coins = Event(
+        name="coins", scheduler_step=0, data={"round": number, "coins": {}, "thresholds": (1.0, 1.0), "rule": ""}
+    )
+    engine = replace(engine, events=(*engine.events, coins) if drawn else engine.events)
+    result = run_check(CHECKS["walk"], gather(scenario, engine, None))
+    assert (key in [one.key for one in result.divergences if one.hint == "wrong-token"]) == found
+    assert [(tie.expected, tie.observed) for tie in result.ties] == ([] if found else [(best, other)])

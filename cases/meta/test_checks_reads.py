@@ -73,6 +73,26 @@ def test_what_was_not_recorded_is_said_and_not_judged():
     assert judged(CHAIN, with_reads(engine, some)).notes == [f"{NOT_RECORDED} in VERIFY)"]
 
 
+def test_a_window_of_draft_steps_keeps_the_sink_and_the_newest_positions():
+    asked = {"speculative_draft_window_size": 2, "speculative_draft_sink_size": 1}
+    given = CHAIN.model_copy(update={"engine": CHAIN.engine.model_copy(update={"server_args": asked})})
+    engine, _, read = made(given)
+    assert {one.hint for one in judged(given, with_reads(engine, read)).divergences} == {"more-than-it-sees"}
+    drafts = {row: engine.rows.key(row) for row in read if engine.rows.strings["phase"][row] == "DRAFT"}
+    assert max(key.committed for key in drafts.values()) > 3
+
+    def narrowed(sink, window):
+        kept = {
+            row: [slot for at, slot in enumerate(read[row]) if at < sink or at >= key.committed - window]
+            for row, key in drafts.items()
+        }
+        return {one.hint for one in judged(given, with_reads(engine, read | kept)).divergences}
+
+    assert narrowed(1, 2) == set()
+    assert narrowed(0, 2) == narrowed(1, 1) == {"left-out"}
+    assert narrowed(1, 3) == {"more-than-it-sees"}
+
+
 def late(slots, other):
     return [*slots[1:], other[0]]
 

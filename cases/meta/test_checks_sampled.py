@@ -188,3 +188,12 @@ def test_draws_that_rounding_reaches_are_expected_to_fall_either_way(pair, sampl
     near = with_margin(reference, margin, *(event.data["committed"] for event in drawn))
     assert drawn
     assert usual_draws(gather(scenario, trace, near)) == share * len(drawn)
+
+
+def test_a_stored_margin_without_end_is_a_word(pair, sampled):
+    scenario, trace = sampled
+    stored = with_margin(Oracle(target=pair.target, draft=pair.draft).answer(scenario, trace), "inf")
+    assert judge(scenario, trace, stored)[0].outcome is not Outcome.FAIL
+    other = judge(scenario, other_last_token(trace)[0], stored)[1]
+    assert [found.margin for found in other if found.check == "sampled"] == [float("inf")]
+    assert usual_draws(gather(scenario, trace, stored)) == 0.0

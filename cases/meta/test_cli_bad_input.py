@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from cases import catalogue, checkpoints, fixed
 from cases.meta import pretended_engine
+from harness.both_sides.gpus import CardError
 from harness.cli import programs
 from harness.cli.main import app
 from harness.cli.outcome import Exit, attempt
@@ -176,6 +177,8 @@ REFUSED = {
     "mutant": (["mutants", "--only", "draft-position-lat"], "did you mean 'draft-position-late'"),
     "mutate-family": (["mutate", "--family", "egale"], "'egale'; did you mean 'eagle'"),
     "mutate-survivors": (["mutate", "--survivors-of", "nowhere"], "--survivors-of nowhere: there is no such folder"),
+    "mutate-only": (["mutate", "--only", "zzz"], "--only zzz: no mutant is called so"),
+    "findings-number": (["findings", "95"], "did you mean 'F-095'"),
     "mutate-shard": (["mutate", "--shard", "3/2"], "--shard 3/2: not N/M"),
     "revert-unknown": (["run", "--revert", "1"], "--revert 1"),
     "revert-old": (["run", "--revert", "25015", "--engine", "0.5.11"], "0.5.11 has no revert switch"),
@@ -361,6 +364,16 @@ def test_output_that_cannot_be_written_is_no_divergence(command, monkeypatch):
     assert attempt(command) is Exit.UNKNOWN
 
 
+def test_a_card_that_the_reference_gets_no_share_of_is_no_fault_of_ours(capsys):
+    """Its lease is taken before any engine boots, where others hold every one."""
+
+    def command():
+        raise CardError("no GPU lease of 5.1 GiB after 121 s: GPU 0 is taken")
+
+    assert attempt(command) is Exit.UNKNOWN
+    assert capsys.readouterr().err == "eaglecheck: no GPU lease of 5.1 GiB after 121 s: GPU 0 is taken\n"
+
+
 @pytest.mark.parametrize("command", [["--help"], ["run", "--help"]])
 def test_help_onto_a_full_disk_is_neither_a_divergence_nor_a_traceback(command):
     with Path("/dev/full").open("w") as full:
@@ -508,6 +521,20 @@ def test_a_refusal_by_the_release_names_the_file_too():
     changed = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"dtype": "float16"})})
     with pytest.raises(UsageError, match=r"scenario '.*' of b\.json: engine\.dtype"):
         check_possible([scenario, changed], version="0.5.23", files=[Path("a.json"), Path("b.json")])
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--page-size", "--context-length", "--chunked-prefill-size", "--max-running-requests", "--max-total-tokens"),
+        *("--cuda-graph-max-bs", "--mem-fraction-static"),
+    ],
+)
+def test_help_says_of_a_number_what_a_refusal_says(option):
+    said = call("run", option, "-1").stderr.rpartition("allowed: ")[2].partition(",")[0].removesuffix(" or null\n")
+    assert said.split()[0] in ("a", "1"), said
+    words = " ".join(call("run", "--help").stdout.split())
+    assert said.strip() in words.partition(option)[2].partition(". --")[0]
 
 
 @pytest.mark.parametrize("command", ["", "run", "engines", "engines install", "diff"])

@@ -371,6 +371,28 @@ def test_every_point_has_a_trace_that_shows_it():
     assert here - set(HAVING) - lengths == SHOWN_BELOW
 
 
+def of_key(update, made, *, sampled=False):
+    """How often a point happens on a trace where r0 asks for that, and where it does not."""
+    asking = GIVEN.requests[0].model_copy(update=update)
+    given = GIVEN.model_copy(update={"requests": (asking, *GIVEN.requests[1:])})
+    return [(one.sampled if sampled else one, made) for one in (given, GIVEN)]
+
+
+@pytest.mark.parametrize(
+    ("name", "update", "made"),
+    [
+        ("streamed_by_interval", {"stream": True, "stream_interval": 3}, trace(decode(1, ("r0", 4, 2)))),
+        ("unlimited_ended", {"unlimited": True}, trace(WHOLE, ends=(end("r0", 1, 3, "stop"),))),
+        ("verify_by_min_new_tokens", {"min_new_tokens": 3}, trace(decode(1, ("r0", 4, 1)), decode(2, ("r0", 9, 1)))),
+        ("samples_of_one_prompt", {"n": 2}, trace(decode(1, ("r0.1", 4, 1), ("r0.2", 4, 1)))),
+    ],
+)
+def test_point_of_a_key_happens_where_a_request_asks_for_it(name, update, made):
+    asked, plain = of_key(update, made, sampled=name == "samples_of_one_prompt")
+    assert POINTS[name].count(*asked) == 1
+    assert POINTS[name].count(*plain) == 0
+
+
 # Shared prefixes, on page 4: what two prompts share is what counts
 
 SHOWN_BELOW = {
@@ -378,6 +400,10 @@ SHOWN_BELOW = {
     "prefix_ends_before_page_border",
     "prefix_ends_after_page_border",
     "cache_flushed",
+    "streamed_by_interval",
+    "unlimited_ended",
+    "verify_by_min_new_tokens",
+    "samples_of_one_prompt",
 }
 
 

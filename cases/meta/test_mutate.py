@@ -11,13 +11,14 @@ import pytest
 from cases.fixed import default_scenarios
 from cases.meta import handmade, results
 from harness.both_sides.codes import changed, compiled, placed
+from harness.cli.mutate import NAME
 from harness.cli.report import _document
 from harness.contract.types import Outcome
 from harness.contract.usage import UsageError
 from harness.engine_side.host import source_swap
 from harness.engines.errors import EngineError, NoLease
 from harness.engines.process import Launch
-from harness.search import fates
+from harness.search import fates, faults
 from harness.search.board import Board, document
 from harness.search.executed import Followed, One, Sound, assume, merged
 from harness.search.fates import End, Explanation, Fate
@@ -86,6 +87,13 @@ def test_every_operator_finds_its_places():
     assert "(kept + 1)" in found["values shifted"]
     assert {"(positions)", "(kept)"} == set(found["other tensor"])
     assert "(False)" in found["constant"]
+
+
+def test_a_mutant_is_called_as_the_command_line_takes_it():
+    made = changes(SOURCE, lines(*range(1, 22)))
+    named = [faults.asked("srt/speculative/eagle_worker_v2.py", one).id for one in made]
+    assert named
+    assert all(NAME.fullmatch(one) for one in named)
 
 
 def test_nothing_is_changed_outside_functions_in_kernels_and_in_what_only_says():

@@ -23,7 +23,7 @@ from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.trace import Event
 from harness.contract.types import Kind, Outcome
 from harness.contract.usage import UsageError
-from harness.driving.adapt import refusal, unpredicted
+from harness.driving.adapt import refusal, unpredicted, unwitnessed
 from harness.driving.oracle import OWN, SEVERAL, of_requests, weights_in_force
 from harness.engine_side.host import weights
 from reference import lora
@@ -260,7 +260,7 @@ def test_token_map_is_for_eagle_and_names_each_token_once(given):
         SpecConfig(**given)
 
 
-@pytest.mark.parametrize("name", ["speculative_draft_window_size", "kv_cache_dtype"])
+@pytest.mark.parametrize("name", ["speculative_draft_window_size", "quantization"])
 def test_argument_that_no_reference_follows_needs_a_witness(name):
     scenario = program(submit("a", "b"), server_args={name: 8})
     assert "--reference witness" in unpredicted(scenario)
@@ -268,6 +268,20 @@ def test_argument_that_no_reference_follows_needs_a_witness(name):
     with pytest.raises(UsageError, match=name):
         provider("paper", None, [scenario], say=lambda _text: None)
     assert not unpredicted(program(submit("a", "b"), server_args={"speculative_draft_attention_backend": "triton"}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "asked", "refused"),
+    [
+        ("float32", "bf16", True),
+        ("bfloat16", "fp8_e4m3", True),
+        ("bfloat16", "bf16", False),
+        ("float32", "auto", False),
+    ],
+)
+def test_cache_that_is_coarser_than_its_engine_has_no_witness(dtype, asked, refused):
+    given = program(submit("a", "b"), dtype=dtype, server_args={"speculative_draft_kv_cache_dtype": asked})
+    assert ("rounded one way or the other" in unwitnessed(given)) == refused
 
 
 @pytest.mark.parametrize(("asked", "reasons"), [({}, 1), ({"speculative_accept_threshold_single": 0.5}, 0)])

@@ -32,6 +32,8 @@ class NoSmi(SmiError):
 class CardError(Exception):
     """No card can be used as asked; the text names what was found and what to do."""
 
+    exit_code = 3  # of a command that ends so: nothing was judged
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:

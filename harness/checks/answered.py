@@ -189,6 +189,8 @@ def check_streamed(evidence: Evidence) -> CheckResult:
         whole = Piece(output_ids=end.output_ids, meta=answer.meta)
         faults = [fault for piece, after in pairwise((*answer.pieces, whole)) for fault in _broken(piece, after)]
         faults += _spaced(evidence, request, answer)
+        if (request.stream_interval or 1) > 1 and not _sent(evidence, request.rid) and _verifies(evidence, request) > 2:
+            result.unknown.append(f"interval of the stream of {request.rid} not judged: nothing says what was sent")
         for place, (hint, observed, expected) in faults:
             index = len(request.input_ids) + place
             kind = Kind.TOKEN if hint == "piece-other-token" else Kind.SHAPE
@@ -210,12 +212,20 @@ def _spaced(
     for before, after in pairwise(counts):
         if 0 < after - before < interval:
             yield after - 1, ("piece-early", after - before, f"{interval} tokens")
-    turns = (event for event in evidence.engine.events if event.name == "turn")
-    for sent, known in (
-        event.data["sent"][request.rid] for event in turns if request.rid in event.data.get("sent", ())
-    ):
+    for sent, known in _sent(evidence, request.rid):
         if known - sent >= interval and not request.ends_by_text:
             yield known - 1, ("piece-late", f"{known - sent} tokens unsent", f"fewer than {interval}")
+
+
+def _sent(evidence: Evidence, rid: str) -> list[tuple[int, int]]:
+    """Tokens that left for the client, and all that there were, at each step in which the probe saw it."""
+    turns = (event.data.get("sent", {}) for event in evidence.engine.events if event.name == "turn")
+    return [(int(sent[rid][0]), int(sent[rid][1])) for sent in turns if rid in sent]
+
+
+def _verifies(evidence: Evidence, request: RequestSpec) -> int:
+    own = (parts for (rid, _), parts in evidence.parts.items() if rid == request.rid)
+    return sum(part.record.mode == "DECODE" for parts in own for part in parts)
 
 
 def _broken(piece: Piece, after: Piece) -> Iterator[tuple[int, tuple[str, object, object]]]:

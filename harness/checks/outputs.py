@@ -14,6 +14,7 @@ from typing import Any
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.contract.requests import RequestSpec
+from harness.contract.scenario import room
 from harness.contract.trace import EOS, RequestEnd
 from harness.contract.types import Divergence, Key, Kind, Phase, Policy
 
@@ -50,8 +51,17 @@ def _finish_faults(evidence: Evidence, request: RequestSpec, end: RequestEnd) ->
         yield at_output(evidence, end, limit, len(output), limit, f"{who}ran-past-length")
     elif end.reason == "stop" and ids and not stops and not request.ends_by_text:
         yield at_output(evidence, end, len(output) - 1, "no stop token", "a stop token", "stopped-without-stop-token")
-    elif end.reason == "length" and len(output) < request.max_new_tokens and not _hit_context(evidence, request, end):
-        yield at_output(evidence, end, len(output) - 1, len(output), request.max_new_tokens, "stopped-early")
+    elif end.reason == "length" and len(output) < _most(evidence, request) and not _hit_context(evidence, request, end):
+        yield at_output(evidence, end, len(output) - 1, len(output), _most(evidence, request), "stopped-early")
+
+
+def _most(evidence: Evidence, request: RequestSpec) -> int:
+    """Tokens that it writes where nothing stops it: of one that outgrows the pool, what SGLang cuts its number to.
+
+    Such a one comes so far where its last drafts still fit.
+    """
+    fits = room(len(request.input_ids), evidence.scenario.engine)
+    return min(request.max_new_tokens, fits) if request.expect == "exhaustion" else request.max_new_tokens
 
 
 def _hit_context(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> bool:
@@ -93,10 +103,10 @@ def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], res
         margin = float(margins[place]) if place < len(margins) else float("inf")
         found = at_output(evidence, end, place, *both[place], "text-differs")
         result.decide(replace(found, policy=Policy.TIE, margin=margin), limit=evidence.choice_limit(end.rid))
-    elif end.reason != "abort" and len(end.output_ids) != len(expected) and not request.ends_by_text:
-        result.divergences.append(
-            at_output(evidence, end, len(both), len(end.output_ids), len(expected), "text-length")
-        )
+    elif end.reason != "abort" and not request.ends_by_text:
+        whole = min(len(expected), _most(evidence, request))
+        if len(end.output_ids) != whole:
+            result.divergences.append(at_output(evidence, end, len(both), len(end.output_ids), whole, "text-length"))
 
 
 def at_output(

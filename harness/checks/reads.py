@@ -2,8 +2,9 @@
 
 A row of a prompt or of committed tokens sees the positions of its request up to its own. A draft step sees the
 committed ones and the rows that its round ran before it, one a step, and itself; a node of a verify sees the committed
-ones, the nodes above it and itself. Where each of these lies, the rows say that wrote it (`pools`), whatever table
-SGLang keeps. Which of the beams of a tree a later draft step descends from, only the reference knows.
+ones, the nodes above it and itself. A window for draft steps (speculative_draft_window_size) leaves these its sink and
+so many of the newest committed positions. Where each of these lies, the rows say that wrote it (`pools`), whatever
+table SGLang keeps. Which of the beams of a tree a later draft step descends from, only the reference knows.
 
 What the probe does not record (`harness.engine_side.probes.attention_probe`) is not judged, and said.
 """
@@ -115,8 +116,18 @@ class _Engine:
         count = committed + (ints["slot"][row] + 1 if forward.phase in RUNNING else 0)
         rows = tuple(self._of_round(forward, share, row))
         places = self.pools.places.get(share[1:3], {})
-        slots = [places.get(position, -1) for position in range(count)] + [ints["cache_slot"][one] for one in rows]
-        return _Row(number=row, sees=self.pools.of_positions(share, count), rows=rows, slots=slots)
+        kept = self._kept(forward, count)
+        slots = [places.get(position, -1) for position in kept] + [ints["cache_slot"][one] for one in rows]
+        return _Row(number=row, sees=self.pools.of_positions(share, count)[kept], rows=rows, slots=slots)
+
+    def _kept(self, forward: Forward, count: int) -> list[int]:
+        """Committed positions that a row sees: all, or what a window of draft steps keeps of them, sink and newest."""
+        given, spec = self.evidence.scenario.engine.server_args, self.evidence.scenario.spec
+        window = given.get("speculative_draft_window_size")
+        if forward.phase is not Phase.DRAFT or not window or spec.algorithm == "EAGLE3":  # there layers have the window
+            return list(range(count))
+        sink = given.get("speculative_draft_sink_size") or 0
+        return [position for position in range(count) if position < sink or position >= count - window]
 
     def _of_round(self, forward: Forward, share: Share, row: int) -> Iterator[int]:
         """The rows of this round that a row sees, itself last: of a beam, those of its own number."""

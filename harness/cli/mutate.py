@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -34,6 +35,8 @@ from reports.prose import say
 
 #: Drawn unless somebody says otherwise; families they are drawn over.
 COUNT, USUAL = 300, "eagle,eagle3,tree,paged,mtp"
+#: What `faults.asked` calls a mutant: file, line, and a digest of the change.
+NAME = re.compile(r"\w+-\d+-[0-9a-f]{6}")
 
 
 @guarded
@@ -81,6 +84,7 @@ def command(
     for name in names:
         if name not in FAMILIES:
             raise UsageError(f"--family: {unknown('family', name, FAMILIES)}")
+    asked_only = None if only is None else _names(only)
     prepare.check_device(device)
     if inside_graphs and not wanted.cuda_graph:
         raise UsageError("--inside-graphs: no engine captures CUDA graphs\n  add  --device cuda --cuda-graph")
@@ -112,8 +116,8 @@ def command(
     write_whole(folder / fates.PLAN, plan.model_dump_json(indent=1).encode())
     explained = fates.explanations()
     part_of = fates.shares(plan.mutants, part)
-    if only is not None:
-        part_of = _named(plan, prepare.split_list(only, option="only"))
+    if asked_only is not None:
+        part_of = _named(plan, asked_only)
     kept_before = fates.read_fates(before if only is not None else [*before, folder])
     known = {name: fate for name, fate in kept_before.items() if fate.end is not fates.End.ERROR}
     say(console, f"{counted(len(part_of), 'mutant')} of SGLang {version}; kept in {folder}")
@@ -201,6 +205,17 @@ def _plan(
         if drawn is None
         else drawn.mutants,
     )
+
+
+def _names(only: str) -> list[str]:
+    """Mutants by name; UsageError, before anything is followed, for what cannot be one."""
+    names = prepare.split_list(only, option="only")
+    for name in names:
+        if NAME.fullmatch(name) is None:
+            raise UsageError(
+                f"--only {name}: no mutant is called so\n  as they are listed:  --only eagle_worker_v2-96-0fca21"
+            )
+    return names
 
 
 def _named(plan: Campaign, names: list[str]) -> list[Asked]:

@@ -318,12 +318,12 @@ def _like(one: Recipe, other: Recipe, shapes: Sequence[str]) -> bool:
 
 def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterator[str]:
     spec, engine = scenario.spec, scenario.engine
-    if engine.dp_size > 1 and recipe is not None and not recipe.dp_attention:
+    if engine.dp_size > 1 and recipe is not None and device not in recipe.dp_attention:
         # SGLang builds DP attention into some targets only, and an EAGLE-1 draft is no part of it and hangs
-        able = ", ".join(name for name, one in RECIPES.items() if one.dp_attention)
+        able = ", ".join(name for name, one in RECIPES.items() if device in one.dp_attention)
         yield (
             f"engine.dp_size is {engine.dp_size}: the target of checkpoint {scenario.checkpoint!r} "
-            f"has no DP attention\n"
+            f"is not driven under DP attention on {device}\n"
             f"  allowed: checkpoint {able}, or engine.dp_size 1"
         )
     if recipe is not None and spec.algorithm != recipe.algorithm:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, get_args
 
 from harness.cli import options
+from harness.contract.allowed import Place
+from harness.contract.scenario import EngineConfig
 from harness.driving.adapt import Wanted
 from harness.engines import server_args
 
@@ -35,12 +38,24 @@ OF_KERNELS = ("dtype", "backend", "graphs", "prefill_graphs", "overlap", "page")
 Command = Callable[..., Any]
 
 
+@functools.cache
+def _option(name: str) -> Any:
+    """The option; the help of one for a number says which, as a scenario file may have it."""
+    field, option = SETTINGS[name]
+    kind, info = get_args(option)
+    if {int, float}.isdisjoint(get_args(kind)):
+        return option
+    info = copy.copy(info)
+    info.help = f"{info.help} Allowed: {Place(EngineConfig, (field,)).words.removesuffix(' or null')}."
+    return Annotated[kind, info]
+
+
 def takes_settings(names: Sequence[str] = tuple(SETTINGS)) -> Callable[[Command], Command]:
     """Decorator: the options of these names stand where the command has a parameter `wanted`."""
 
     def decorate(command: Command) -> Command:
         added = [
-            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=SETTINGS[name][1])
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=_option(name))
             for name in names
         ]
         own = inspect.signature(command, eval_str=True)

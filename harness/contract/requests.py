@@ -55,7 +55,7 @@ class RequestSpec(Strict):
 
     rid: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,40}$")]
     input_ids: Annotated[tuple[int, ...], Field(min_length=1)]
-    max_new_tokens: Annotated[int, Field(ge=1)] = 16
+    max_new_tokens: Annotated[int, Field(ge=0)] = 16
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False, description=TEMPERATURE_IS)] = 0.0
     sampling_seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = Field(default=None, description=SEED_IS)
     stop_token_ids: tuple[int, ...] = ()

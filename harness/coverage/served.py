@@ -25,8 +25,11 @@ def too_long_refused(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("a verify with several samples of one request")
 def samples_of_one_prompt(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    samples = [{run.rid for run in one.runs[1:]} for one in scenario.requests]
-    yield from (one for one in verifies(trace) if any(len(own & set(one.rids)) > 1 for own in samples))
+    names = {run.rid for one in scenario.requests for run in one.runs}
+    readers = [name for name in names if name.endswith(".0")]  # who reads the prompt for all samples
+    for reader in readers:
+        own = {name for name in names if name.startswith(reader[:-1])} - {reader}
+        yield from (record for record in verifies(trace) if len(own & set(record.rids)) > 1)
 
 
 @coverage_point("a request that asks for no number of tokens, and ends by itself")

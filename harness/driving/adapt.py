@@ -25,7 +25,6 @@ from harness.engines.launch import BACKENDS, DTYPES
 from harness.engines.server_args import not_there
 
 DEVICES = tuple(BACKENDS)
-MOST_PAGE = 512
 #: Before it, the v2 worker runs under overlap scheduling only, and trees on the v1 worker only.
 FIRST_V2_ONLY = Version("0.5.13")
 #: The first releases with `speculative_use_rejection_sampling`, and with it for multi-layer MTP, by reading.
@@ -62,6 +61,8 @@ LAST_WITHOUT_DRAFT_UPDATES = Version("0.5.17")
 FIRST_ASKING_PLUGINS = Version("0.5.13")
 
 
+#: What SGLang calls that dtype of a cache.
+BFLOAT16 = ("bf16", "bfloat16")
 #: Arguments of SGLang's that change what a row of the target or the draft holds, and that only a witness has too.
 CHANGING = frozenset(
     (
@@ -150,10 +151,6 @@ def _check_values(wanted: Wanted, device: str) -> None:
     if wanted.cuda_graph and device == "cpu":
         raise UsageError(
             "--cuda-graph: CUDA graphs need a GPU\n  allowed on cpu: --disable-cuda-graph, or add  --device cuda"
-        )
-    if wanted.page_size is not None and not 1 <= wanted.page_size <= MOST_PAGE:
-        raise UsageError(
-            f"--page-size {wanted.page_size}: tokens a page holds\n  allowed: 1 to {MOST_PAGE}, the whole context"
         )
 
 
@@ -377,6 +374,14 @@ def unwitnessed(scenario: Scenario, *, assumed: Sequence[str] = ()) -> str:
         )
     if scenario.engine.lora_paths:
         return "engine.lora_paths: adapters are not driven with a witness\n  allowed: --reference paper"
+    for name in ("kv_cache_dtype", "speculative_draft_kv_cache_dtype"):
+        asked = scenario.engine.server_args.get(name)
+        if asked not in (None, "auto") and not (asked in BFLOAT16 and scenario.engine.dtype == "bfloat16"):
+            return (
+                f"engine.server_args has {name} {asked}: what a cache keeps more coarsely than its engine computes is "
+                "rounded one way or the other from batch to batch, and no limit was measured for that\n"
+                f"  allowed: leave it out, or {BFLOAT16[0]} with engine.dtype bfloat16"
+            )
     predicted = [one for one in assumed if issues()[one].assume == "predicted"]
     if predicted:
         return (

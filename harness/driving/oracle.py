@@ -123,11 +123,13 @@ class Oracle:
         if held != "float32":
             reference = with_own(reference, replayed(held, expecting=False))
         outputs = {end.rid: end.output_ids for end in engine.ends}
+        aborted = {end.rid for end in engine.ends if end.reason == "abort"}
         texts = tuple(
             self._greedy(
                 self._session(scenario.spec, held=held, names=later.get(request.rid, OWN)),
                 held=f"{held} {later.get(request.rid, '')}",
                 claim=outputs.get(request.rid, ()),
+                cut=request.rid in aborted,
                 rules=Rules(
                     request=request,
                     ends=request.stops(engine.header.get(EOS, ())),
@@ -136,7 +138,8 @@ class Oracle:
                 spelling=None if constraints is None else constraints.spelling,
             )
             for request in scenario.requests
-            if not (request.rules and defects.change_texts(self.assumed))
+            if request.greedy
+            and not (request.rules and defects.change_texts(self.assumed))
             and later.get(request.rid, OWN) != SEVERAL
             and not (constraints and request.rid in constraints.why)
         )
@@ -182,18 +185,30 @@ class Oracle:
         return self._sessions[asked]
 
     def _greedy(
-        self, session: ReferenceSession, *, held: str, claim: tuple[int, ...], rules: Rules, spelling: Spelling | None
+        self,
+        session: ReferenceSession,
+        *,
+        held: str,
+        claim: tuple[int, ...],
+        cut: bool,
+        rules: Rules,
+        spelling: Spelling | None,
     ) -> Event:
-        """The plain greedy text. A claim that one forward confirms token by token *is* that text, by induction."""
+        """The plain greedy text. A claim that one forward confirms token by token *is* that text, by induction.
+
+        cut: the request was aborted, so that the text is wanted as far as it got.
+        """
         request, stops = rules.request, rules.ends
         key = (held, request.model_copy(update={"rid": "", "dp_rank": 0}).model_dump_json(), stops)
-        if key not in self._texts:
-            whole = _is_whole(claim, request, stops)
-            confirmed = session.confirm(request.input_ids, claim, rules) if whole else None
-            self._texts[key] = confirmed or session.generate_with_margins(
-                request.input_ids, request.max_new_tokens, stops, rules
-            )
-        text = self._texts[key]
+        whole = _is_whole(claim, request, stops)
+        text = self._texts.get(key)
+        if text is None and (whole or (cut and _may_go_on(claim, request, stops))):
+            text = session.confirm(request.input_ids, claim, rules) if claim else Generated(tokens=(), margins=())
+        if text is None:
+            text = session.generate_with_margins(request.input_ids, request.max_new_tokens, stops, rules)
+            whole = True
+        if whole:
+            self._texts[key] = text
         stop = None if spelling is None else spelling.stop(request, text.tokens)
         if stop is not None:
             text = Generated(tokens=text.tokens[: stop.length], margins=text.margins[: stop.length])
@@ -255,6 +270,11 @@ def _logit_errors(truth: Rows, own: Rows) -> np.ndarray:
         error = np.where(same, np.abs(logits[:, :, None] - own_logits[:, None, :]), -np.inf).max(axis=(1, 2))
         found[at] = np.where(same.any(axis=(1, 2)), error, np.nan)
     return found
+
+
+def _may_go_on(claim: tuple[int, ...], request: RequestSpec, stops: tuple[int, ...]) -> bool:
+    """Whether greedy decoding would not have ended a text of this kind before its last token."""
+    return len(claim) <= request.max_new_tokens and not any(token in stops for token in claim[:-1])
 
 
 def _is_whole(claim: tuple[int, ...], request: RequestSpec, stops: tuple[int, ...]) -> bool:

@@ -170,7 +170,7 @@ class Side(HostProcess):
         _refuse(report)
         self._seen = report.pop("last", None) or self._seen
         known = ["running", "waiting", "chunked", "idle", *(("moving",) if self.name else ())]
-        known += ["taken_back"] if report.get("taken_back") else []
+        known += [name for name in ("taken_back", "sent") if report.get(name)]
         state = {key: report[key] for key in known}
         return StepReport(**peer.rank, number=report["number"], state=state, arrays=arrays, side=self.name)
 

@@ -176,13 +176,22 @@ def _torch(job: _Job, version: str) -> tuple[list[str], str]:
 
 def _flashinfer(job: _Job, pins: dict[str, str]) -> str:
     """The tree of flashinfer for a release with its own torch: what draws tokens, not what attends."""
-    found = job.fetch(pins)
+    found = job.fetch(pins | {"nvidia-curand": CUDA_HEADERS["nvidia-curand"][1]})
     files = Files()
     wheels.add_wheel(files, found[FLASHINFER], slimming.FLASHINFER_RULES)
+    wheels.add_wheel(files, found["nvidia-curand"], [Rule(pattern="*", reason="all but headers")])
+    files.content |= _curand_headers(found["nvidia-curand"])
     files.content |= _flashinfer_kernels(job, found) | {"flashinfer/__init__.py": slimming.FLASHINFER_ENTRY.encode()}
     tree = job.add(f"flashinfer-{pins[FLASHINFER]}", files, archive="flashinfer")
     job.stubs[tree] = ("flashinfer",)
     return tree
+
+
+def _curand_headers(path: Path) -> dict[str, bytes]:
+    """Beside flashinfer's own, which reach for them when SGLang compiles its walk of a tree by uniforms."""
+    with zipfile.ZipFile(path) as wheel:
+        names = [name for name in wheel.namelist() if fnmatch(name, "nvidia/*/include/*.h")]
+        return {f"flashinfer/data/include/{Path(name).name}": wheel.read(name) for name in names}
 
 
 def _flashinfer_kernels(job: _Job, found: dict[str, Path]) -> dict[str, bytes]:

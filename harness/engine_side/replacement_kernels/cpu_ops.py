@@ -14,6 +14,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -343,6 +344,7 @@ class CpuOps:
 
     def _patch_one_processor(self, module: types.ModuleType, argument: str) -> None:
         setattr(module, argument, lambda _device: 1)
+        module.device_context = lambda _device: nullcontext()  # type: ignore[attr-defined]
         self._note(
             f"{module.__name__}.{argument}", "remap", "none", "how many rows a block has; a CPU is one processor"
         )
