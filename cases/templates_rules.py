@@ -11,6 +11,7 @@ from typing import Any
 from cases.boots import Boot
 from cases.kit import Kit, Opening, template
 from cases.templates import _roomy
+from harness.checks.logprobs import LOOSE
 from harness.contract.requests import CUTTING, RequestSpec
 from harness.coverage.rules import KEYS
 
@@ -47,11 +48,13 @@ def asking(request: RequestSpec, keys: tuple[str, ...], random: Random, vocab: i
 def perhaps_asking(request: RequestSpec, boot: Boot, random: Random) -> RequestSpec:
     """Half of the requests as they are; others sample, or ask for one key or two.
 
-    A repetition penalty comes alone: no source says in which order it and what is added apply.
+    A repetition penalty comes alone: no source says in which order it and what is added apply; nor what
+    log-probabilities are beside some.
     """
     if random.choice((True, False)):
         return request
     known = [key for key in KEYS if key != "custom_logit_processor" or boot.engine.enable_custom_logit_processor]
+    known = [key for key in known if not (request.return_logprob and key in LOOSE)]
     keys = random.sample(known, random.choice((0, 1, 1, 2)))
     if "repetition_penalty" in keys:
         keys = ["repetition_penalty"]

@@ -151,6 +151,12 @@ def test_one_request_of_every_program_is_verified_token_by_token(boot):
         assert any(one.greedy and one.max_new_tokens > 1 for one in left), scenario.name
 
 
+@pytest.mark.parametrize("boot", ["plain", "no-cache", "states"])
+def test_nobody_asks_for_log_probabilities_that_nothing_judges(boot):
+    for request in (one for scenario in some(boot, count=300) for one in scenario.requests):
+        assert not (request.return_logprob and {*LOOSE} & {*request.asked})
+
+
 def test_ranks_are_drawn_where_there_are_several_and_a_template_keeps_its_own():
     drawn = some("dp", count=4 * len(possible(DP_BOOTS["dp"])))
     assert {request.dp_rank for scenario in drawn for request in scenario.requests} == {0, 1}

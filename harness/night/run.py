@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,7 +86,8 @@ class Driver:
         for cell in self._later[: live.ahead]:
             if cell.scenarios and cell.mutants is None:
                 live.assumed = cell.assumed_for(cell.scenarios[0])
-                launches.append(live.launch(cell.scenarios[0], engine=cell.engine, revert=self.revert))
+                with suppress(Exception):  # it is raised again when the cell's turn comes, and counted there
+                    launches.append(live.launch(cell.scenarios[0], engine=cell.engine, revert=self.revert))
         live.expect(launches)
 
     def _cell(self, cell: Cell) -> CellResult:
