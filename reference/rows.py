@@ -120,7 +120,7 @@ class _Brought:
         return self._here
 
 
-def _at_the_end(own: Sequence[Any], count: int, nothing: Any) -> list[Any]:
+def _at_the_end(own: Sequence[Any] | np.ndarray, count: int, nothing: Any) -> list[Any]:
     return [nothing] * (count - len(own)) + list(own)
 
 
