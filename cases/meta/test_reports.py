@@ -287,7 +287,8 @@ def test_another_pair_is_said(work):
 
 
 def test_a_changed_setting_of_the_engine_is_named(work):
-    runs = [results.store(work / "runs", ("single", results.sound), scenario=one) for one in ({}, {"radix_cache": False})]
+    settings = ({}, {"radix_cache": False})
+    runs = [results.store(work / "runs", ("single", results.sound), scenario=one) for one in settings]
     done = call("diff", *map(str, runs), "--json", "diff.json")
     assert (done.exit_code, "  engine.radix_cache: True → False" in done.stdout.splitlines()) == (0, True), done.output
     facts = json.loads((work / "diff.json").read_text())["facts"]
