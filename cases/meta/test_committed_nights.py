@@ -1,4 +1,4 @@
-"""Nights whose record is kept in docs/evidence/nights: whole, green, and with a page for everything that they showed."""
+"""Nights whose record is kept in docs/evidence/nights: whole, green, and a page for everything that they showed."""
 
 from pathlib import Path
 
