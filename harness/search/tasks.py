@@ -17,7 +17,7 @@ from harness.driving.adapt import NOTHING, Wanted, adapted, refusal
 from harness.search.executed import Sound, usable
 from harness.search.fates import Asked, End, Fate, label
 
-#: Followed scenarios of a mutant's first boot configuration, and of one of each other family. Then come the fixed ones
+#: Followed scenarios of a mutant's first boot configuration, and of each other (`_a_family`). Then come the fixed ones
 #: of all of these that were not followed.
 FIRST, OTHERS = 2, 1
 #: What requests ask for beside greedy tokens, which hardly a fixed set does: needs of `eaglecheck mutants`.
@@ -96,10 +96,14 @@ def rounds(
 
 
 def _a_family(ran: Sequence[Sound]) -> dict[str, list[Sound]]:
-    """boot -> scenarios that execute the line: of each family the boot that does first."""
-    boots: dict[str, str] = {}
+    """boot -> scenarios that execute the line: of each family the boots that do first.
+
+    Of each size of pages, chains and trees apart, and with and without overlap scheduling.
+    """
+    boots: dict[tuple[object, ...], str] = {}
     for one in ran:
-        boots.setdefault(one.family, one.scenario.boot_key())
+        spec, engine = one.scenario.spec, one.scenario.engine
+        boots.setdefault((one.family, one.kind, engine.page_size, spec.eagle_topk > 1), one.scenario.boot_key())
     return {boot: [one for one in ran if one.scenario.boot_key() == boot] for boot in dict.fromkeys(boots.values())}
 
 
