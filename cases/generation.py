@@ -101,7 +101,8 @@ def _asked(kit: Kit, opening: Opening, *, quiet: bool) -> tuple[RequestSpec, ...
     asked = asking(kit.random, kit.boot, own, cached=opening.cached)
     updates = [step for step, op in kit.timeline.ops if op.kind == "update"]
     before = {one.rid for step, one in kit.timeline.arrivals if updates and step <= max(updates)}
-    return tuple(one.model_copy(update=WITHOUT_LOGPROBS) if one.rid in before else one for one in asked)
+    silent = [one.rid in before or opening.unlogged for one in asked]
+    return tuple(one.model_copy(update=WITHOUT_LOGPROBS) if no else one for one, no in zip(asked, silent, strict=True))
 
 
 def _with_keys(kit: Kit, opening: Opening) -> tuple[RequestSpec, ...]:

@@ -137,13 +137,15 @@ class Opening:
     """What a template leaves to the rest of the program.
 
     calm: the step from which anything else may happen; protected: requests that nobody aborts; events: whether aborts,
-    pauses, … may follow at all; cached: whether it comes about by what the prefix cache hands out.
+    pauses, … may follow at all; cached: whether it comes about by what the prefix cache hands out;
+    unlogged: whether log-probabilities would keep it from coming about.
     """
 
     calm: int = 0
     protected: tuple[str, ...] = ()
     events: bool = True
     cached: bool = False
+    unlogged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,7 +154,7 @@ def mixed_batch(kit: Kit) -> Opening:
     for _ in range(kit.integer(1, 2)):
         kit.arrive(0, kit.length(1, 8), new=kit.long_run())
     kit.arrive(DECODING, kit.length(2))
-    return Opening(calm=DECODING + 1)
+    return Opening(calm=DECODING + 1, unlogged=True)
 
 
 @template(fits=_adapted, often=True)

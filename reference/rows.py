@@ -82,7 +82,7 @@ class Writer:
         """The rows, and float32 [rows,h] tensors by name."""
         here, rows = self._brought.all(), RowBuilder()
         for m, columns, waited in self._added:
-            found = {name: here[place].numpy() for name, place in waited.items()}
+            found = {name: list(here[place].numpy()) for name, place in waited.items()}
             late = {name: _at_the_end(own, m, float("nan") if name == "lse" else ()) for name, own in found.items()}
             rows.extend(m, **columns, **late)
         tensors = {name: torch.cat([here[place] for place in places]) for name, places in self._tensors.items()}
@@ -120,7 +120,7 @@ class _Brought:
         return self._here
 
 
-def _at_the_end(own: Sequence[Any], count: int, nothing: Any) -> list[Any]:
+def _at_the_end(own: Sequence[Any] | np.ndarray, count: int, nothing: Any) -> list[Any]:
     return [nothing] * (count - len(own)) + list(own)
 
 

@@ -98,14 +98,14 @@ def embedded(value: object) -> Markup:
 
 def _rids(result: ScenarioResult, frames: Frames) -> list[str]:
     """Requests in the order of the scenario, then any that only the trace knows."""
-    known = [request.rid for request in result.scenario.requests]
+    known = [request.rid for request in result.scenario.sampled.requests]
     seen = [rid for rid in [*frames.rounds["rid"].tolist(), *frames.positions["rid"].tolist()] if rid]
     return list(dict.fromkeys([*known, *seen]))
 
 
 def _request(result: ScenarioResult, rid: str) -> list[Any]:
     """[rid, rank, prompt length, most new tokens]; a request that the scenario lacks has neither."""
-    known = {request.rid: request for request in result.scenario.requests}.get(rid)
+    known = {request.rid: request for request in result.scenario.sampled.requests}.get(rid)
     return [rid, 0, 0, 0] if known is None else [rid, known.dp_rank, len(known.input_ids), known.max_new_tokens]
 
 

@@ -167,6 +167,10 @@ def test_where_its_kv_came_from_and_what_happened_before_is_said():
     known = around(found, scenario, engine, None, [found])
     assert (known.prefix, known.prefix_of, known.chunk) == (4, "r0", (4, 7, True))
     assert known.weights == "draft of next, scheduler step 3"
+    several = scenario.model_copy(update={"requests": (first, second.model_copy(update={"n": 2})), "script": ()})
+    one = replace(engine, rounds=(records[0], replace(hit, rids=("r1.1",))))
+    found_there = replace(at(Phase.DRAFT_PREFILL, rid="r1.1", committed=4), round=1)
+    assert around(found_there, several, one, None, [found_there]).prefix_of == "r0"
     engine = replace(engine, rounds=(replace(records[0], attempts=(0,)), replace(hit, attempts=(1,), final=(False,))))
     known = around(replace(found, key=replace(found.key, attempt=1)), scenario, engine, None, [found])
     assert known.attempt == 1

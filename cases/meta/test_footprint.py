@@ -1,11 +1,13 @@
 """What the reference says it takes is at least what it had, and not many times as much, by the profiler."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
 
 from benchmarks.make_real_size import SHAPES, make
+from cases.meta.published import make_target
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario, SpecConfig
 from harness.driving.checkpoint_files import read_checkpoint
@@ -55,3 +57,18 @@ def test_what_is_said_is_kept_and_is_not_many_times_too_much(tmp_path, name, pro
     peak = peak_of(lambda: session.replay(scenario, session.speculate(request))) + said.weights / 2**20
     assert peak <= said.mib
     assert said.mib <= 2.5 * peak
+
+
+def test_states_of_recurrent_layers_are_in_what_is_said(tmp_path):
+    """A matrix a head behind every row of a text, while a layer runs: of a published model 2 MiB a row."""
+    raw = make_target("qwen3_next", 1, tmp_path).config.to_dict() | {"architectures": ["Qwen3NextForCausalLM"]}
+    said = []
+    for heads in (raw["linear_num_value_heads"], 32):
+        (tmp_path / "config.json").write_text(json.dumps(raw | {"linear_num_value_heads": heads}))
+        files = read_checkpoint("--target", tmp_path)
+        request = RequestSpec(rid="a", input_ids=tuple(range(2, 402)), max_new_tokens=8)
+        script = ({"kind": "submit", "rids": ["a"]}, {"kind": "drain"})
+        scenario = Scenario(name="x", checkpoint="x", requests=(request,), script=script)
+        said.append(footprint(files, files, [scenario], held="bfloat16").work)
+    state = raw["linear_key_head_dim"] * raw["linear_value_head_dim"] * 4
+    assert said[1] - said[0] >= 2 * 400 * (32 - raw["linear_num_value_heads"]) * state

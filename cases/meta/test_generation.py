@@ -13,6 +13,7 @@ from cases.boots import (
     BOOTS,
     DP_BOOTS,
     HOSTED,
+    MIXED_BOOTS,
     PD_BOOTS,
     RANKED_PAIR,
     STATES,
@@ -51,6 +52,13 @@ def test_log_probabilities_are_asked_for_only_of_texts_that_one_model_writes():
     assert asked[False, False] > 40
     assert asked[True, True] > 5
     assert not asked[False, True]
+
+
+def test_no_log_probabilities_keep_a_batch_from_being_mixed():
+    """SGLang mixes no batch of requests that ask for them."""
+    made = [build(Random(seed), MIXED_BOOTS["mixed"], template="mixed_batch") for seed in range(40)]
+    assert not any(one.return_logprob for scenario in made for one in scenario.requests)
+    assert any(request.asked for scenario in made for request in scenario.requests)
 
 
 def test_boot_configurations_are_all_different():

@@ -385,6 +385,8 @@ def test_a_fix_that_was_taken_out_is_known_on_every_release():
         ("EAGLE3", {"architectures": ["LlamaForCausalLMEagle3"], "square": True}, ["model.fc.weight"], "F-006"),
         ("EAGLE3", {}, ["layers.0.hidden_norm.weight", "layers.1.input_layernorm.weight"], "F-102"),
         ("EAGLE3", {}, [f"layers.{i}.hidden_norm.weight" for i in range(2)], ""),
+        ("EAGLE3", {"hidden_size": 64}, ["fc.weight", "model.embed_tokens.weight"], "F-103"),
+        ("EAGLE3", {"hidden_size": 64, "target_hidden_size": 128}, ["fc.weight", "embed_tokens.weight"], ""),
         ("EAGLE", {"architectures": ["LlamaForCausalLMEagle"]}, ["fc.weight", "fc.bias"], ""),
         ("EAGLE", {"architectures": ["LlamaForCausalLM"]}, ["fc.weight", "fc.bias"], "F-032"),
         ("EAGLE", {"architectures": ["Ernie4_5_MoeForCausalLM"]}, ["lm_head.weight"], "F-033"),

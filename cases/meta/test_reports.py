@@ -287,11 +287,12 @@ def test_another_pair_is_said(work):
 
 
 def test_a_changed_setting_of_the_engine_is_named(work):
-    runs = [results.store(work / "runs", ("single", results.sound), scenario=one) for one in ({}, {"page_size": 4})]
+    settings = ({}, {"radix_cache": False})
+    runs = [results.store(work / "runs", ("single", results.sound), scenario=one) for one in settings]
     done = call("diff", *map(str, runs), "--json", "diff.json")
-    assert (done.exit_code, "  engine.page_size: 1 → 4" in done.stdout.splitlines()) == (0, True), done.output
+    assert (done.exit_code, "  engine.radix_cache: True → False" in done.stdout.splitlines()) == (0, True), done.output
     facts = json.loads((work / "diff.json").read_text())["facts"]
-    assert facts == [{"name": "engine.page_size", "before": "1", "after": "4"}]
+    assert facts == [{"name": "engine.radix_cache", "before": "True", "after": "False"}]
 
 
 def test_what_neither_run_could_judge_is_not_the_same(work):

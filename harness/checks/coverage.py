@@ -174,5 +174,5 @@ def _silent_requests(evidence: Evidence) -> Iterator[str]:
             continue  # it only read the prompt of its samples: SGLang keeps that answer to itself
         if end is None:
             yield f"request {request.rid} never ended"
-        elif not end.output_ids and end.reason not in ("abort", "error"):
+        elif request.max_new_tokens and not end.output_ids and end.reason not in ("abort", "error"):
             yield f"request {request.rid} produced no tokens"

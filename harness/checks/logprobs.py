@@ -50,7 +50,7 @@ def check_logprobs(evidence: Evidence) -> CheckResult:
             why = f"beside {bent[0]}" if bent else "the reference says none"
             result.unknown.append(f"log-probabilities of {request.rid} not judged: {why}")
             continue
-        if not end.output_ids:
+        if request.max_new_tokens and not end.output_ids:
             continue  # aborted before anything was chosen: nothing has to be said
         truth = _Truth.of(evidence, request, end.output_ids, truths[request.rid])
         handed = evidence.scenario.engine.disaggregation
@@ -61,6 +61,8 @@ def check_logprobs(evidence: Evidence) -> CheckResult:
         for table in _tables(request, answer):
             if handed and table.name.startswith("input"):
                 continue
+            if not request.max_new_tokens and table.name.startswith("output"):
+                continue  # SGLang says those of the token that it chose and does not return
             _judge(truth, table, result)
     return result
 

@@ -119,8 +119,8 @@ def command(
     )
     if plan.reference == WITNESS:
         plan = replace(plan, scenarios=tuple(greedy(plan.scenarios)))
-        left = counted(len(plan.scenarios), "scenario")
-        say(console, f"{left} of {len(scenarios)}, of greedy tokens alone: a witness follows nothing else")
+        greedily = counted(len(plan.scenarios), "scenario")
+        say(console, f"{greedily} of {len(scenarios)}, of greedy tokens alone: a witness follows nothing else")
     plan = replace(plan, box=None if seconds is None else seconds / len(boots))
     with kept(json, interrupted_run), LiveLine(console) as line:
         result = run(plan, observers=[line])

@@ -30,7 +30,7 @@ class DraftFacts:
     """What a condition can say of a draft that the user named: its config's keys, and what its file shows.
 
     fc_square: fc makes as much as it reads, as of one feature in EAGLE-3. later_input_norm: an EAGLE-3 layer behind the
-    first has an input_layernorm and no hidden_norm.
+    first has an input_layernorm and no hidden_norm. brings_embedding: an EAGLE-3 head as wide as its target has one.
 
     Of a pair of ours nothing: there `checkpoint` says which it is.
     """
@@ -41,6 +41,7 @@ class DraftFacts:
     fc_bias: bool = False
     fc_square: bool = False
     later_input_norm: bool = False
+    brings_embedding: bool = False
 
 
 #: Of a draft that is not known.

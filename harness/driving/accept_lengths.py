@@ -70,7 +70,7 @@ class AcceptRounds:
         scenario: Scenario, engine: Trace, reference: Trace | None, divergences: Sequence[Divergence]
     ) -> AcceptRounds:
         """From both sides of a scenario and how they differ."""
-        sampling = {request.rid for request in scenario.requests if not request.greedy}
+        sampling = {request.rid for request in scenario.sampled.requests if not request.greedy}
         observed = observed_lengths(engine)
         said = {} if reference is None else _said(reference)
         expected = {share: said[share] for share in observed.keys() - _cut(engine) if share in said}

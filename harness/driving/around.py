@@ -103,7 +103,7 @@ def around(
         logits=logits and not elsewhere,
         elsewhere=elsewhere,
         prefix=prefix,
-        prefix_of=_writer(scenario, engine, parts, key.rid, first) if prefix and first is not None else "",
+        prefix_of=_writer(scenario.sampled, engine, parts, key.rid, first) if prefix and first is not None else "",
         chunk=_chunk(part),
         attempt=key.attempt,
         handed_over=any(one.record.mode == "PREBUILT" for one in mine),

@@ -21,9 +21,10 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 WIDE = BYTES["float32"]
 #: Allocators keep blocks that are not exactly as large as what is in them.
 ROUNDED_UP = 1.05
-#: Masks, positions, rows on their way to the disk: what is too small to be told apart.
-SMALL_MIB = 16
-#: What PyTorch keeps on a GPU beside tensors: the context, and workspaces of matrix products.
+#: Masks, positions, rows on their way to the disk: what is too small to be told apart; and the workspace of matrix
+#: products, which PyTorch's allocator counts (32 MiB on Hopper).
+SMALL_MIB = 16 + 32
+#: What PyTorch keeps on a GPU beside tensors: the context.
 CONTEXT_MIB = 700
 
 
@@ -78,16 +79,19 @@ class _Sizes:
     inner: int
     layers: int
     vocab: int
+    state: int
 
 
 def _sizes(one: CheckpointFiles) -> _Sizes:
-    """keys: what a layer keeps of a row, keys and values of all heads."""
+    """keys: what a layer keeps of a row, keys and values of all heads. state: the matrices of a recurrent layer."""
     hidden, heads = _number(one, "hidden_size", 1), _number(one, "num_attention_heads", 1)
     width = _number(one, "head_dim", hidden // heads)
     keys = 2 * _number(one, "num_key_value_heads", heads) * width
     if one.of_text("kv_lora_rank"):
         parts = [_number(one, f"{name}_head_dim", width) for name in ("qk_nope", "qk_rope", "v")]
         keys, width = heads * sum(parts), max(parts[0] + parts[1], parts[2])
+    parts = [_number(one, f"linear_{name}", 0) for name in ("num_value_heads", "key_head_dim", "value_head_dim")]
+    keys = max(keys, 3 * parts[0] * (parts[1] + parts[2]))  # of a recurrent layer: what a row writes
     inner = max(_number(one, "intermediate_size", 4 * hidden), heads * width)
     return _Sizes(
         hidden=hidden,
@@ -96,6 +100,7 @@ def _sizes(one: CheckpointFiles) -> _Sizes:
         inner=inner,
         layers=_number(one, "num_hidden_layers", 1),
         vocab=_number(one, "vocab_size", 1),
+        state=math.prod(parts),
     )
 
 
@@ -112,6 +117,7 @@ def kept_a_row(target: CheckpointFiles, draft: CheckpointFiles) -> int:
 
 def _work(target: CheckpointFiles, request: RequestSpec, spec: SpecConfig) -> int:
     from reference.attention import SCORES
+    from reference.draft import LOGIT_ROWS
     from reference.model import ROWS
     from reference.pairs import is_ours
 
@@ -124,5 +130,7 @@ def _work(target: CheckpointFiles, request: RequestSpec, spec: SpecConfig) -> in
     inside = 6 * rows * one.hidden + 3 * min(rows, ROWS) * one.inner + scores + 2 * rows * one.keys
     answers = request.max_new_tokens * spec.num_draft_tokens * one.vocab  # logits of every verify
     drafts = request.max_new_tokens * (spec.num_steps * spec.eagle_topk + 2) * one.vocab  # and of every draft row
-    sorting = 6 * spec.num_draft_tokens * one.vocab  # whole numbers of 8 bytes, three times
-    return WIDE * (largest + max(inside, answers + drafts + sorting))
+    ranked = max(spec.num_draft_tokens, min(LOGIT_ROWS, request.max_new_tokens * spec.eagle_topk))
+    sorting = 6 * ranked * one.vocab  # whole numbers of 8 bytes, three times
+    states = 3 * rows * one.state  # behind each row of a text, in one layer
+    return WIDE * (largest + max(inside, answers + drafts + sorting) + states)

@@ -75,6 +75,8 @@ def draft_facts(folder: Path) -> DraftFacts:
         fc_bias=any(name.rpartition("model.")[2] == "fc.bias" for name in one.tensors) or not one.tensors,
         later_input_norm={"layers.0.hidden_norm", "layers.1.input_layernorm"} <= names
         and "layers.1.hidden_norm" not in names,
+        brings_embedding="embed_tokens" in names
+        and one.config.get("target_hidden_size") in (None, one.config.get("hidden_size")),
         fc_square=any(len(shape) == 2 and shape[0] == shape[1] for shape in shapes),
     )
 

@@ -6,6 +6,7 @@ It must not decide what is asked, and keeps nothing.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -45,6 +46,7 @@ _hunt: Hunt
 def _start(setup: Setup) -> None:
     """In a worker: engines end with their process, since whoever lost its control side ends itself."""
     global _hunt
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks is interrupted, and ends its workers
     engines = LiveEngines(
         environment=lambda _version: setup.env,
         default=setup.env.version,
