@@ -428,6 +428,18 @@ def test_full_context_window_excuses_a_short_output():
     assert roots(other, replace(engine, scenario_id=other.id, header=header)) == {}
 
 
+@pytest.mark.parametrize(("pool", "early"), [(19, False), (20, True)])
+def test_a_request_that_outgrows_the_pool_comes_as_far_as_sglang_cut_it_to(pool, early):
+    """Its 5 tokens and the 12 that it writes, and two that are kept back."""
+    engine, _ = handmade.build(handmade.scenario(prompts=(5,)))
+    other = handmade.scenario(prompts=(5,), max_new_tokens=40)
+    request = other.requests[0].model_copy(update={"expect": "exhaustion"})
+    config = other.engine.model_copy(update={"max_total_tokens": pool})
+    other = other.model_copy(update={"requests": (request,), "engine": config})
+    found = roots(other, replace(engine, scenario_id=other.id))
+    assert (("TOKEN", "finish", "ACCEPT", "stopped-early") in found) is early
+
+
 SGLANG = '  File "/env/sglang/srt/layers/attention/triton_backend.py", line 1, in forward_decode\n    f()\n'
 OURS = '  File "/x/replacement_kernels/cpu_attention.py", line 60, in decode_attention_fwd\n    assert padded\n'
 OTHER = '  File "/x/torch/nn/functional.py", line 60, in linear\n    g()\n'

@@ -19,7 +19,6 @@ from harness.checks.evidence import Evidence, Table, tabulate
 from harness.checks.registry import CheckResult, register
 from harness.checks.set_aside import unread
 from harness.contract.batches import Share
-from harness.contract.noise import DIFFERENCE, TIE_MULTIPLE
 from harness.contract.providers import is_witness
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Kind, Phase, Policy
@@ -217,28 +216,16 @@ def judged_walks(evidence: Evidence) -> frozenset[Share]:
 def usual_draws(evidence: Evidence) -> float:
     """How many draws rounding turns around, as expected, by how near each came to the end of an interval.
 
-    Of a flat distribution over many tokens every interval is narrow, and a draw falls either way half the time.
+    Of a flat distribution over many tokens every interval is narrow, and a draw falls either way half the time. What is
+    nearer than a limit may be a tie; a limit is four standard deviations.
     """
     assert evidence.reference is not None
     margins = [
-        float(event.data["margin"]) / _moved(evidence, event.data)
+        float(event.data["margin"]) / (_limit(evidence, event.data) / 4)
         for event in evidence.reference.events
         if event.name in ("sampled", "ruled") and not evidence.scenario.request(event.data["rid"]).greedy
     ]
     return sum(math.erfc(margin / math.sqrt(2)) / 2 for margin in margins)
-
-
-def _moved(evidence: Evidence, decided: dict[str, Any]) -> float:
-    """Standard deviation, at most, of where an interval ends, in probability, by the noise of the run's own logits.
-
-    An end F of a softmax moves by the sum over tokens i of p_i ([i lies before] - F) e_i / temperature. Independent
-    errors e of deviation s make of it s sqrt(2) F (1 - F) / temperature at most, and F (1 - F) is at most 1/4;
-    s sqrt(2) is what the difference of two logits has. No more than four of it are a limit, and no less than 1e-7 is
-    what two float32 softmaxes differ by.
-    """
-    difference = evidence.choice_limit(decided["rid"]) / TIE_MULTIPLE * DIFFERENCE
-    temperature = evidence.scenario.request(decided["rid"]).temperature
-    return min(max(difference / 4 / temperature, 1e-7), _limit(evidence, decided) / 4)
 
 
 def _limit(evidence: Evidence, decided: dict[str, Any]) -> float:
