@@ -7,7 +7,7 @@ takes part in the choice only; ERNIE 4.5's technical report, the same bias over 
 per expert or all experts in one tensor.
 
 Routing is float32 or wider whatever the rows are, and only the rows that chose an expert go through it. A choice is
-discrete: rows whose scores nearly tie may go elsewhere in a narrower dtype, which is rounding.
+discrete: rows whose scores nearly tie may go elsewhere in a narrower dtype, which is rounding (see reference.leaning).
 
 Shapes: T rows, h hidden width, i width of an expert, E experts, k chosen ones.
 """
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from reference.leaning import settled
 from reference.model import RowWise, linear
 
 #: The scaled sigmoid that gpt-oss takes in place of SiLU's.
@@ -78,7 +79,9 @@ class Router:
         logits = linear(x.to(wide), self.weight.to(wide), bias)
         score = logits.softmax(dim=-1) if routing.score == "softmax" else logits.sigmoid()
         choosing = score if self.correction is None else score + self.correction.to(wide)
-        chosen = self._within_groups(choosing).topk(routing.chosen, dim=-1).indices
+        allowed = self._within_groups(choosing)
+        chosen = allowed.topk(routing.chosen, dim=-1).indices
+        chosen = settled(self, logits if choosing is score and allowed is choosing else allowed, chosen)
         weights = score.gather(-1, chosen)
         if routing.normed:
             weights = weights / weights.sum(dim=-1, keepdim=True)

@@ -28,6 +28,7 @@ from reference.expected import expected_accepts
 from reference.head_drafts import HeadDrafts
 from reference.languages import Language
 from reference.layer_drafts import LayerDrafts
+from reference.leaning import watched
 from reference.logit_rules import Rules
 from reference.logprobs import logprobs
 from reference.model import Head, Target
@@ -146,7 +147,8 @@ class ReferenceSession:
             rules = Rules(request=request, ends=request.stops(eos), language=languages.get(request.rid))
             events += write(writer, drafts, rules, departures=departures)
             if expecting and request.greedy:
-                events += expected_accepts(drafts, rules)
+                with watched(None):  # runs in the first replay alone
+                    events += expected_accepts(drafts, rules)
             if drafts.timeline.why:
                 events.append(_stopped(*drafts.timeline.why))
             if recurrent := recurrent_states(drafts, view, sum(len(one.state) for one in states)):

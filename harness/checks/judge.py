@@ -39,6 +39,7 @@ from harness.checks.explained import explained
 from harness.checks.findings import group, kinds, settle
 from harness.checks.given import not_given, not_published
 from harness.checks.registry import CHECKS, CheckResult, run_check
+from harness.checks.routed import routing_ties, usual_routing
 from harness.checks.set_aside import answered_with_errors, set_aside
 from harness.checks.witnessed import witnessed
 from harness.contract import known_issues
@@ -71,6 +72,7 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
     for check in sorted(CHECKS.values(), key=lambda check: order[check.id]):
         result.add(run_check(check, evidence))
     set_aside(evidence).leave_out(result)
+    result.ties += routing_ties(evidence)
     result.divergences += _tie_rate(result, evidence)
     result.unknown += _drowned(result)
     hits = frozenset(who for who, parts in evidence.parts.items() if _from_cache(parts[0]))
@@ -130,7 +132,8 @@ def _usual_ties(result: CheckResult, evidence: Evidence) -> float:
     if evidence.reference is None or evidence.aligned is None:
         return known
     found = usual_ties(evidence.reference, evidence.logit_noise, evidence.aligned.reference)
-    return usual_draws(evidence) + (known if found is None else found if topk == 1 else max(found, known))
+    beside = usual_draws(evidence) + usual_routing(evidence)
+    return beside + (known if found is None else found if topk == 1 else max(found, known))
 
 
 def _drowned(result: CheckResult) -> list[str]:

@@ -6,6 +6,7 @@ The only control module that touches torch, through `reference/`; it must not ju
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,9 +25,11 @@ from harness.contract.scenario import Scenario, SpecConfig
 from harness.contract.trace import EOS, Event, Rows, Trace
 from harness.driving.footprint import CONTEXT_MIB
 from harness.driving.place import CPU, Place
+from harness.driving.routed import leant
 from harness.driving.tiny_pairs import weights_of
 from reference import lora
 from reference.constraints import Constraints
+from reference.leaning import Measured, Recorded, watched
 from reference.logit_rules import Rules
 from reference.model import OnLastState, Target
 from reference.pairs import AnyHead, load_mixed, load_pair
@@ -119,9 +122,13 @@ class Oracle:
                 scenario, engine, expecting=expecting, heads=heads, adapted=own, languages=languages
             )
 
-        reference = replayed("float32", expecting=True)
+        recorded = Recorded()
+        with watched(recorded) if held != "float32" else nullcontext():
+            reference = replayed("float32", expecting=True)
+        measured = Measured(recorded=recorded)
         if held != "float32":
-            reference = with_own(reference, replayed(held, expecting=False))
+            with watched(measured):
+                reference = with_own(reference, replayed(held, expecting=False))
         outputs = {end.rid: end.output_ids for end in engine.ends}
         aborted = {end.rid for end in engine.ends if end.reason == "abort"}
         texts = tuple(
@@ -154,7 +161,9 @@ class Oracle:
         if self.place.device != "cpu":
             self.peak_mib = torch.cuda.max_memory_allocated(self.place.device) // 2**20
         header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
-        return dataclasses.replace(reference, events=reference.events + texts + said, header=header)
+        found = dataclasses.replace(reference, events=reference.events + texts + said, header=header)
+        again = partial(replayed, "float32", expecting=False)
+        return leant(found, engine, measured, again, scenario) if recorded.edges else found
 
     def _constraints(self, scenario: Scenario, engine: Trace, *, held: str) -> Constraints | None:
         """What grammars and stop strings say; None where the engine has no tokenizer."""
