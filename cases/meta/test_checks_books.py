@@ -296,6 +296,19 @@ def test_idle_rank_agrees_with_the_busy_one_in_one_forward(ranks, idle, found):
 
 
 @pytest.mark.parametrize(
+    ("phase", "told", "found"), [("DRAFT_PREFILL", 6, False), ("DRAFT_PREFILL", 7, True), ("PREFILL", 6, True)]
+)
+def test_draft_may_be_told_counts_rounded_up_to_the_tp_ranks_of_a_dp_rank(ranks, phase, told, found):
+    scenario, both = ranks
+    four = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"tp_size": 4})})
+    events = [
+        state("busy_state", dp_rank=rank, rows=rows, phase=phase, announced=[told, 2], padding="SUM_LEN")
+        for rank, rows in ((0, 5), (1, 2))
+    ]
+    assert any(root[1] == "announced" for root in roots(four, and_events(both, *events))) is found
+
+
+@pytest.mark.parametrize(
     ("told", "found"),
     [
         (([4, 5], [4, 5]), None),
