@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.contract.known_issues import ASSUMED, assumed_by
+from harness.contract.one_file import no_file
 from harness.contract.providers import JUDGED_BY, NOT_COMPARED, WITNESS, in_words
 from harness.contract.scenario import EngineConfig
 from harness.contract.types import Outcome
@@ -68,7 +69,10 @@ def render_run(console: Console, result: RunResult, *, notes: Sequence[str] = ()
         say(console, note)
     say(console, f"run folder: {result.folder}")
     say(console, again or f"judge it again without SGLang:  eaglecheck recheck {result.folder}")
-    if shown := next((one.reproducer for one in result.results if one.reproducer and not one.setup.pair), None):
+    able = (
+        one for one in result.results if one.reproducer and not no_file(one.scenario, own_pair=bool(one.setup.pair))
+    )
+    if shown := next((one.reproducer for one in able), None):
         say(console, f"one failure as a Python file that needs SGLang alone:  eaglecheck export {shown}")
     say(console)
     say(console, verdict_line(result), style=STYLE[result.verdict.outcome])

@@ -124,12 +124,14 @@ def command(
     plan = replace(plan, box=None if seconds is None else seconds / len(boots))
     with kept(json, interrupted_run), LiveLine(console) as line:
         result = run(plan, observers=[line])
-    _small(console, plan, result, seconds=shrink)
     left = len(plan.scenarios) - len(result.results)
     cut = left and seconds and examples  # without --examples more were drawn than could be driven
     notes = [f"{counted(left, 'scenario')} were left out: the {seconds:g} s were over"] if cut else []
-    render_run(console, result, notes=notes)
-    write_json(run_document(result) | {"seed": chosen}, json)
+    try:
+        _small(console, plan, result, seconds=shrink)
+    finally:  # whoever ends it meanwhile has what was judged
+        render_run(console, result, notes=notes)
+        write_json(run_document(result) | {"seed": chosen}, json)
     return BY_OUTCOME[result.verdict.outcome]
 
 

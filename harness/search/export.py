@@ -20,6 +20,7 @@ from harness.checks.describe import describe
 from harness.checks.evidence import tabulate
 from harness.checks.findings import Finding
 from harness.contract.known_issues import Known, issues
+from harness.contract.one_file import no_file
 from harness.contract.requests import RequestSpec
 from harness.contract.trace import Trace
 from harness.contract.types import Kind, Phase
@@ -34,8 +35,6 @@ from reports.blame import where as where_made
 from reports.findings import around_of, roots_of
 
 TEMPLATE = Path(__file__).with_name("repro.py.txt")
-#: What of a script can be driven from inside SGLang's loop.
-OPS = ("submit", "step", "abort", "drain")
 DRAFTS = (Phase.DRAFT, Phase.DRAFT_PREFILL, Phase.EXTEND)
 #: Seconds that an engine may take in all, and is left idle behind its answers.
 SECONDS, IDLE = 900, 5
@@ -44,8 +43,6 @@ LIMITS = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 #: SGLang's own check of its pools ends it, with whatever it has not answered yet; a text can be seen where it warns.
 OWN_CHECK, DEADLY = ":raise_error_or_warn", (Kind.CRASH, Kind.HANG)
 WARN = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "false"}
-#: What is asked of a request that one file can ask for, and that decides what comes back.
-ASKS = {"rid", "input_ids", "max_new_tokens", "temperature", "sampling_seed", "stop_token_ids", "ignore_eos", "dp_rank"}
 CPU_SAYS = """
 On a CPU, what has no CPU build is stubbed or replaced by a few lines of torch (module `cpu` below). SGLang's own Triton
 kernels run interpreted: slow, but they are SGLang's."""
@@ -164,26 +161,7 @@ def _lines(given: Mapping[str, Any]) -> str:
 
 
 def _check(one: ScenarioResult) -> None:
-    ops = {op.kind for op in one.scenario.script} - {*OPS}
-    drains = [at for at, op in enumerate(one.scenario.script) if op.kind == "drain"]
-    asks = {key for each in one.scenario.requests for key in each.asked} - ASKS
-    ends = len(one.scenario.script) - 1
-    why = (
-        f"its script has {', '.join(sorted(ops))}"
-        if ops
-        else "its script goes on behind a drain"
-        if any(at != ends for at in drains)
-        else f"its requests ask for {', '.join(sorted(asks))}"
-        if asks
-        else "its number of steps adapts"
-        if one.scenario.spec.adaptive is not None
-        else "its engine has files beside the pair: a token map, or adapters"
-        if one.scenario.spec.token_map is not None or one.scenario.engine.lora_paths
-        else "its pair is none of ours"
-        if one.setup.pair
-        else ""
-    )
-    if why:
+    if why := no_file(one.scenario, own_pair=bool(one.setup.pair)):
         raise UsageError(f"{one.folder} cannot be one file: {why}\n  run it:  eaglecheck replay {one.reproducer}")
 
 
