@@ -71,6 +71,8 @@ class Family:
         return tuple(dict.fromkeys(names))
 
 
+#: Without overlap scheduling a batch that shrinks filters its proposals itself, and their probabilities with them.
+UNLAPPED = EngineConfig(overlap_schedule=False)
 #: The shapes that a boot configuration beside a family's first one is driven through.
 FEW = ("four-together", "chunked-long-prompt", "staggered-arrivals")
 #: The same of text.
@@ -110,6 +112,12 @@ _PAGED = Family(
             prefix="page4-tree-",
             only=(*FEW, "shared-prefix"),
         ),
+        *shapes(
+            spec=PAGES["pages-16-tree"].spec,
+            engine=PAGES["pages-16-tree"].engine,
+            prefix="page16-tree-",
+            only=("four-together",),
+        ),
         *_apart(PAGES["pages-apart"]),
     ),
     boots=(BOOTS["pages"], *PAGES.values()),
@@ -124,6 +132,7 @@ _TREE = Family(
         *shapes(spec=SpecConfig(num_steps=2, eagle_topk=4, num_draft_tokens=8), prefix="t4-", only=FEW),
         *shapes(spec=SpecConfig(num_steps=2, eagle_topk=8, num_draft_tokens=16), prefix="t8-", only=FEW),
         *shapes(spec=SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=3), prefix="few-", only=FEW),
+        *shapes(spec=TREES["small-tree"].spec, engine=UNLAPPED, prefix="few-unlapped-", only=("four-together",)),
         *_apart(TREES["tree-apart"]),
         *shapes(spec=TREES["tree"].spec, prefix="three-steps-", only=FEW),
         *shapes(spec=TREES["wide-tree"].spec, prefix="three-wide-", only=FEW),

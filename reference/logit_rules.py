@@ -105,8 +105,8 @@ class Rules:
     ) -> tuple[np.ndarray, float]:
         """(float64 [V], slack) of a request that samples.
 
-        slack: how much of a probability would have to change before another set of tokens is left; infinite where none
-        are cut off.
+        slack: how far the end of an interval would have to move before another set of tokens is left, as probability;
+        infinite where none are cut off. See `_apart` for tokens that would have to change places.
         """
         adjusted = self.adjusted(logits, generated, counted)
         left, slack = distribution(adjusted, self.request.temperature), float("inf")
@@ -123,7 +123,7 @@ class Rules:
         k = min(self.request.top_k, len(left))
         ordered = np.sort(left)[::-1]
         kept = left >= ordered[k - 1]
-        return kept, float(ordered[k - 1] - left[~kept].max(initial=-np.inf))
+        return kept, _apart(left, kept)
 
     def _nucleus(self, left: np.ndarray) -> tuple[np.ndarray, float]:
         """The fewest likeliest that have at least p together."""
@@ -132,12 +132,21 @@ class Rules:
         kept = np.zeros(len(left), dtype=bool)
         kept[order] = before < self.request.top_p
         near = np.abs(before[1:] - self.request.top_p).min(initial=np.inf)
-        return kept, float(min(near, left[kept].min() - left[~kept].max(initial=-np.inf)))
+        return kept, min(float(near), _apart(left, kept))
 
     def _likely(self, left: np.ndarray) -> tuple[np.ndarray, float]:
         """Those at least min_p times as likely as the likeliest."""
         least = self.request.min_p * left.max()
-        return left >= least, float(np.abs(left[left > 0] - least).min(initial=np.inf))
+        return left >= least, float(np.abs(np.log(left[left > 0] / least)).min(initial=np.inf)) / 4
+
+
+def _apart(left: np.ndarray, kept: np.ndarray) -> float:
+    """How far an end may move by logits that move until a token that is left out is as likely as one that is kept.
+
+    Where two logits move against one another by d, an end moves by d / 4 at most: p (1 - p) is its slope.
+    """
+    out = left[~kept].max(initial=0.0)
+    return float(np.log(left[kept].min() / out)) / 4 if out > 0 else float("inf")
 
 
 def distribution(logits: Tensor, temperature: float) -> np.ndarray:

@@ -1,8 +1,10 @@
 """Slots, forwards, pools, walks, finishes, without a reference: sound traces pass, broken ones fail."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from cases.meta import handmade
 from cases.meta.judged import roots, with_round
@@ -11,6 +13,7 @@ from harness.checks.evidence import gather
 from harness.checks.registry import run_check
 from harness.contract.trace import Event
 from harness.contract.types import Kind, Outcome
+from harness.engine_side.host.scheduler_state import pool_level
 
 
 @pytest.fixture
@@ -114,6 +117,29 @@ def test_leak_and_double_free_are_found(made, free, evictable, hint):
     end = replace(end, data=end.data | {"free": end.data["free"] + free, "evictable": evictable})
     found = roots(scenario, replace(engine, events=(*engine.events[:-1], end)))
     assert found == ({("LEAK", "ledger", "IDLE", hint): 1} if hint else {})
+
+
+@pytest.mark.parametrize(
+    ("free", "hint"),
+    [(0, "instead-freed-twice"), (-2, "lost"), (2, "freed-twice")],
+)
+def test_slots_that_are_free_twice_do_not_stand_for_others_that_are_lost(made, free, hint):
+    scenario, engine = made
+    end = replace(engine.events[-1], data=engine.events[-1].data | {"twice": 2})
+    end.data["free"] += free
+    found = roots(scenario, replace(engine, events=(*engine.events[:-1], end)))
+    assert found == {("LEAK", "ledger", "IDLE", hint): 1}
+
+
+def test_the_engine_says_how_many_free_slots_its_lists_name_again():
+    lists = {"free_pages": torch.tensor([1, 2, 5, 2]), "release_pages": torch.tensor([5, 7]), "page_size": 4}
+    allocator = SimpleNamespace(available_size=lambda: 24, **lists)
+    scheduler = SimpleNamespace(
+        token_to_kv_pool_allocator=allocator,
+        tree_cache=SimpleNamespace(evictable_size=lambda: 0),
+        max_total_num_tokens=40,
+    )
+    assert pool_level(scheduler) == {"free": 24, "evictable": 0, "twice": 8, "total": 40}
 
 
 @pytest.mark.parametrize(
@@ -270,6 +296,19 @@ def test_idle_rank_agrees_with_the_busy_one_in_one_forward(ranks, idle, found):
 
 
 @pytest.mark.parametrize(
+    ("phase", "told", "found"), [("DRAFT_PREFILL", 6, False), ("DRAFT_PREFILL", 7, True), ("PREFILL", 6, True)]
+)
+def test_draft_may_be_told_counts_rounded_up_to_the_tp_ranks_of_a_dp_rank(ranks, phase, told, found):
+    scenario, both = ranks
+    four = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"tp_size": 4})})
+    events = [
+        state("busy_state", dp_rank=rank, rows=rows, phase=phase, announced=[told, 2], padding="SUM_LEN")
+        for rank, rows in ((0, 5), (1, 2))
+    ]
+    assert any(root[1] == "announced" for root in roots(four, and_events(both, *events))) is found
+
+
+@pytest.mark.parametrize(
     ("told", "found"),
     [
         (([4, 5], [4, 5]), None),
@@ -400,6 +439,18 @@ def test_full_context_window_excuses_a_short_output():
     other = handmade.scenario(prompts=(5,), max_new_tokens=40)
     header = {**engine.header, "context_length": 18}
     assert roots(other, replace(engine, scenario_id=other.id, header=header)) == {}
+
+
+@pytest.mark.parametrize(("pool", "early"), [(19, False), (20, True)])
+def test_a_request_that_outgrows_the_pool_comes_as_far_as_sglang_cut_it_to(pool, early):
+    """Its 5 tokens and the 12 that it writes, and two that are kept back."""
+    engine, _ = handmade.build(handmade.scenario(prompts=(5,)))
+    other = handmade.scenario(prompts=(5,), max_new_tokens=40)
+    request = other.requests[0].model_copy(update={"expect": "exhaustion"})
+    config = other.engine.model_copy(update={"max_total_tokens": pool})
+    other = other.model_copy(update={"requests": (request,), "engine": config})
+    found = roots(other, replace(engine, scenario_id=other.id))
+    assert (("TOKEN", "finish", "ACCEPT", "stopped-early") in found) is early
 
 
 SGLANG = '  File "/env/sglang/srt/layers/attention/triton_backend.py", line 1, in forward_decode\n    f()\n'

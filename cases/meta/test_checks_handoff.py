@@ -8,8 +8,8 @@ import pytest
 from cases.fixed import DRAIN, request, submit
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
-from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
-from harness.contract.trace import Event, RoundRecord, RowBuilder, Trace
+from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
 
 GIVEN = Scenario(
     name="handed",
@@ -162,3 +162,24 @@ def test_what_a_layer_proposed_must_arrive_as_its_own():
 
 def test_a_layer_of_which_nothing_arrived_is_missed():
     assert of_layers("rounds", layered(layers=1)) == [("MISSING_ROW", 1, "")] * 3
+
+
+@pytest.mark.parametrize(
+    ("ran", "op", "said", "hints"),
+    [
+        (True, None, "Decode transfer failed for request a", ["given-up"]),
+        (True, Op(kind="transfer", name="fail", rids=("a",)), "Decode transfer failed for request a", []),
+        (True, Op(kind="abort", rids=("a",)), "Decode transfer failed for request a", []),
+        (True, None, "Decode handshake failed for request a", []),
+        (False, None, "Decode transfer failed for request a", []),
+    ],
+    ids=["by itself", "as the scenario has it", "aborted", "never met", "never read"],
+)
+def test_a_request_that_is_lost_between_the_sides_by_itself_was_given_up(ran, op, said, hints):
+    given = GIVEN.model_copy(update={"script": (submit("a"), *([op] if op else []), DRAIN)})
+    told = Event(name="request_error", scheduler_step=1, data={"rid": "a", "error": said})
+    made = handover(events=(told,))
+    end = RequestEnd(rid="a", scheduler_step=1, output_ids=(), reason="error")
+    made = replace(made, ends=(end,), **({} if ran else {"rounds": (), "rows": RowBuilder().build()}))
+    result = run_check(CHECKS["admission"], gather(given, made, None))
+    assert [found.hint for found in result.divergences] == hints

@@ -1,5 +1,7 @@
 """What a request's keys make of logits, against numbers worked out by hand and Hugging Face's processors."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -75,10 +77,23 @@ def test_cuts_are_hugging_faces_in_its_order(cuts):
     assert slack > 1e-4 or "min_p" in cuts
 
 
-def test_slack_is_how_much_probability_would_cut_elsewhere():
+def test_slack_is_how_far_an_end_moves_before_other_tokens_are_left():
+    """A sum of probabilities by itself, two tokens that change places by a quarter of the distance of their logits."""
     logits = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
-    for cuts, slack in (({"top_k": 2}, 0.1), ({"top_p": 0.6}, 0.1), ({"min_p": 0.5}, 0.05)):
+    for cuts, slack in (
+        ({"top_k": 2}, math.log(0.3 / 0.2) / 4),
+        ({"top_p": 0.6}, 0.1),
+        ({"top_p": 0.67}, math.log(0.3 / 0.2) / 4),
+        ({"min_p": 0.5}, math.log(0.3 / 0.25) / 4),
+    ):
         assert rules(temperature=1.0, **cuts).distribution(logits, ())[1] == pytest.approx(slack)
+
+
+def test_tokens_as_likely_as_one_another_may_take_each_others_place_in_a_nucleus():
+    twins = torch.tensor([0.4, 0.25, 0.25, 0.1], dtype=torch.float64).log()
+    left, slack = rules(temperature=1.0, top_p=0.5).distribution(twins, ())
+    assert np.count_nonzero(left) == 2
+    assert slack == pytest.approx(0.0)
 
 
 TREE = with_depths((9, 0, 2, 0), (-1, 0, 0, 1))

@@ -10,6 +10,7 @@ import pytest
 
 from cases.fixed import default_scenarios
 from cases.meta import handmade, results
+from cases.programs import EXERCISES
 from harness.both_sides.codes import changed, compiled, placed
 from harness.cli.mutate import NAME
 from harness.cli.report import _document
@@ -25,7 +26,7 @@ from harness.search.fates import End, Explanation, Fate
 from harness.search.faults import draw
 from harness.search.mutate import Hunt
 from harness.search.operators import changes
-from harness.search.tasks import Task, together
+from harness.search.tasks import ASKING, Place, Task, rounds, together
 from reports.page import Beside, render_page
 from reports.reading import read_report
 
@@ -270,6 +271,26 @@ def tasks_of(*names, before=True, captured=False):
         )
         for name in names
     ]
+
+
+def test_what_requests_ask_for_beside_tokens_is_asked_last_of_the_pairs_that_execute_the_line():
+    sound = Sound(
+        scenario=default_scenarios()[0], family="eagle", kind="", rows="x", lines={"f.py": [3]}, captured={"f.py": [3]}
+    )
+    mutant = results.asked("one").model_copy(update={"file": "f.py", "line": 3})
+
+    def asked(*sounds, **changes):
+        every = rounds([mutant.model_copy(update=changes)], sounds, place=Place(release="0.5.23"), examples=0, seed=1)
+        return [task for tasks in every for task in tasks if task.stage == "asking"]
+
+    found = asked(sound)
+    assert {one.name for task in found for one in task.scenarios} == {
+        one.name for need in ASKING for one in EXERCISES[need]
+    }
+    assert len({task.scenarios[0].boot_key() for task in found}) == len(found), "an engine is booted for it once"
+    assert asked(sound, captured=True) == []
+    other = sound.scenario.model_copy(update={"checkpoint": "eagle3-tiny"})
+    assert asked(sound.model_copy(update={"scenario": other})) == []
 
 
 def test_only_what_was_asked_before_and_shares_an_engine_is_asked_together():

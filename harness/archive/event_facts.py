@@ -91,6 +91,7 @@ class _Said(BaseModel):
     ranks: tuple[_Rank, ...] = ()
     free: int = 0
     evictable: int = 0
+    twice: int = 0
     window_free: int = 0
     window_evictable: int = 0
     metadata: int = 0

@@ -99,6 +99,7 @@ _DP_OLD = (
     ("sglang.srt.model_executor.forward_batch_info", "unpinned", ""),
     (f"{_SPEC}.eagle_info", "cpu_device", ""),
     ("sglang.srt.distributed.parallel_state", "unregistered", "all_gather_into_tensor"),
+    ("sglang.srt.distributed.parallel_state", "unregistered", "reduce_scatter_tensor"),
 )
 #: Under DP attention a decode side of 0.5.23 exchanges logits where all ranks verify equally many tokens.
 _DP_0_5_23 = (*_DP_OLD, ("sglang.srt.distributed.parallel_state", "unregistered", "all_to_all_single"))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.checks.set_aside import is_instead
-from harness.contract.admission import EXHAUSTED, REFUSALS, reserved_slots, too_long
+from harness.checks.set_aside import errors, is_instead
+from harness.contract.admission import EXHAUSTED, LOST_ON_THE_WAY, REFUSALS, reserved_slots, too_long
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
 from harness.contract.trace import Event, RequestEnd
@@ -32,9 +32,9 @@ BY_ITSELF = ("pool", "test")
 def check_admission(evidence: Evidence) -> CheckResult:
     """EXTRA_ROW for one served that must be refused, MISSING_ROW for one that is not served."""
     result = CheckResult()
-    ends, errors, full = _ends(evidence), _errors(evidence), queue_refuses(evidence)
+    ends, told, full = _ends(evidence), _errors(evidence), queue_refuses(evidence)
     for request in evidence.scenario.requests:
-        rid, error = request.rid, errors.get(request.rid, "")
+        rid, error = request.rid, told.get(request.rid, "")
         why = too_long(request, evidence.scenario.spec, evidence.scenario.engine) or (
             "the queue is full when it arrives" if full.get(rid) else ""
         )
@@ -54,10 +54,14 @@ def check_admission(evidence: Evidence) -> CheckResult:
 
 
 def _given_up(evidence: Evidence, request: RequestSpec, end: RequestEnd, error: str) -> str:
-    """What was said to a request that was given up though nobody aborted it and the pool had room; empty if not so."""
+    """What was said to a request that was given up though nobody aborted it and the pool had room; empty if not so.
+
+    Of a pair of engines: though it was read, and the scenario neither aborts it nor has its transfer fail.
+    """
     scenario, last = evidence.scenario, evidence.last.get(request.rid)
     if scenario.engine.disaggregation:
-        return ""  # a hand-over may fail
+        said = errors(evidence).get(request.rid, "")
+        return said if last is not None and LOST_ON_THE_WAY in said else ""
     exhausted = EXHAUSTED in error or (request.expect == "exhaustion" and end.reason in GONE)
     asked = any(op.kind == "abort" and request.rid in op.rids for op in scenario.script)
     if end.reason == "abort" and not exhausted and not asked:

@@ -346,12 +346,6 @@ def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterat
             f"engine.tp_size is {engine.tp_size}, and engine.dp_size {engine.dp_size} does not divide it: each DP rank "
             f"has as many TP ranks as the others\n  allowed: a multiple of {engine.dp_size}"
         )
-    elif device == "cpu" and engine.tp_size > engine.dp_size > 1:
-        yield (
-            f"engine.tp_size {engine.tp_size} over engine.dp_size {engine.dp_size}: SGLang adds up over the TP ranks "
-            "of a DP rank by an operation that only GPUs have (reg_reduce_scatter_tensor)\n"
-            f"  allowed on a CPU: tp_size {engine.dp_size}, or dp_size 1"
-        )
     elif engine.disaggregation and engine.tp_size != engine.dp_size:
         yield (
             f"engine.tp_size is {engine.tp_size} with engine.disaggregation: hand-overs between sides of several TP "

@@ -329,7 +329,7 @@ ENDS = ("crash", "hang", "lost")
 class Event:
     """Anything else worth remembering, in order: submit, abort, retract, pool levels, crash, hang, state.
 
-    pool events: data = {'free': int, 'total': int, 'when': 'start' | 'end', 'evictable': int}
+    pool events: data = {'free': int, 'total': int, 'when': 'start' | 'end', 'evictable': int, 'twice': int}
     crash events: data = {'site': 'module:function:line', 'error': str, 'phase': str, 'round': int}
     lost events (somebody ended or stopped the engine): data = {'what': str, 'phase': str, 'round': int}
     """

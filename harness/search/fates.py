@@ -95,10 +95,10 @@ class Campaign(_Strict):
 class Fate(_Strict):
     """What became of a mutant, and what else would have said so over the same runs.
 
-    stage: 'line', the quickest scenarios that execute it, 'family', others, or 'generated'. check, row, round: the
-    first divergence that nothing else explains. asked: labels of scenarios, in their order. rows: whether anything
-    recorded differs from the unmutated run. text: whether a text differs from plain greedy decoding. accepted, sound:
-    (tokens, verifies) with and without it.
+    stage: 'line', the quickest scenarios that execute it, 'family', others, 'asking', or 'generated'. check, row,
+    round: the first divergence that nothing else explains. asked: labels of scenarios, in their order. rows: whether
+    anything recorded differs from the unmutated run. text: whether a text differs from plain greedy decoding. accepted,
+    sound: (tokens, verifies) with and without it.
     """
 
     id: str

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 
 from cases.families import FAMILIES
 from cases.generation import generate
+from cases.programs import EXERCISES
 from harness.contract.scenario import Scenario
 from harness.driving.adapt import NOTHING, Wanted, adapted, refusal
 from harness.search.executed import Sound, usable
 from harness.search.fates import Asked, End, Fate, label
 
-#: Followed scenarios of a mutant's first boot configuration, and of one of each other family. Then come the fixed ones
+#: Followed scenarios of a mutant's first boot configuration, and of each other (`_a_family`). Then come the fixed ones
 #: of all of these that were not followed.
 FIRST, OTHERS = 2, 1
+#: What requests ask for beside greedy tokens, which hardly a fixed set does: needs of `eaglecheck mutants`.
+ASKING = ("sampled", "rules", "answers", "states", "grammar", "strings")
 #: So many mutants that nothing has shown yet are asked together at most.
 TOGETHER = 8
 
@@ -62,7 +65,8 @@ def rounds(
 
     Those of mutants that a boot begins with share no engine, and are one list for each time that they are asked.
     """
-    first, others, more, generated = (list[tuple[str, Task]]() for _ in range(4))
+    first, others, more, asking, generated = (list[tuple[str, Task]]() for _ in range(5))
+    options = place.made(one for need in ASKING for one in EXERCISES[need])
     known = {one.scenario.id for one in sounds}
     for mutant in mutants:
         boots = _a_family(usable(sounds, mutant.file, mutant.line, captured=mutant.captured))
@@ -79,8 +83,12 @@ def rounds(
         for boot, ran in boots.items():
             fixed = [one for one in place.made(FAMILIES[ran[0].family].scenarios) if one.boot_key() == boot]
             more.append(task(boot, "family", [one for one in fixed if one.id not in known]))
+        pairs = {one.scenario.checkpoint for ran in boots.values() for one in ran}
+        for boot in () if mutant.captured else dict.fromkeys(one.boot_key() for one in options):
+            made = [one for one in options if one.boot_key() == boot and one.checkpoint in pairs]
+            asking.append(task(boot, "asking", made))
         generated += [task(made[0].boot_key(), "generated", made) for made in _generated(boots, place, examples, seed)]
-    for tasks in (first, others, more, generated):
+    for tasks in (first, others, more, asking, generated):
         # where many are is asked first, so that what is quick kills before others are asked
         counts = Counter(key for key, _ in tasks)
         for key in sorted(counts, key=lambda one: -counts[one]):
@@ -88,10 +96,14 @@ def rounds(
 
 
 def _a_family(ran: Sequence[Sound]) -> dict[str, list[Sound]]:
-    """boot -> scenarios that execute the line: of each family the boot that does first."""
-    boots: dict[str, str] = {}
+    """boot -> scenarios that execute the line: of each family the boots that do first.
+
+    Of each size of pages, chains and trees apart, and with and without overlap scheduling.
+    """
+    boots: dict[tuple[object, ...], str] = {}
     for one in ran:
-        boots.setdefault(one.family, one.scenario.boot_key())
+        spec, engine = one.scenario.spec, one.scenario.engine
+        boots.setdefault((one.family, one.kind, engine.page_size, spec.eagle_topk > 1), one.scenario.boot_key())
     return {boot: [one for one in ran if one.scenario.boot_key() == boot] for boot in dict.fromkeys(boots.values())}
 
 

@@ -72,6 +72,7 @@ def pool_level(scheduler: Any) -> dict[str, int]:
     """Token slots of the KV pool: free, held by the prefix cache, and all; free rows of a hand-over's metadata.
 
     window_free, window_evictable: the same of the pool that layers with sliding windows have, where they have one.
+    twice: of the free ones those that its lists name once more.
     """
     rows = getattr(scheduler, "req_to_metadata_buffer_idx_allocator", None)
     allocator, cache = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
@@ -88,6 +89,14 @@ def pool_level(scheduler: Any) -> dict[str, int]:
             if windows
             else {}
         ),
+        "twice": _listed_again(getattr(allocator, "full_attn_allocator", allocator)),
         "total": int(scheduler.max_total_num_tokens),
         **({} if rows is None else {"metadata": int(rows.available_size())}),
     }
+
+
+def _listed_again(allocator: Any) -> int:
+    """Token slots of the entries in an allocator's free lists that are there already; 0 where it keeps no such list."""
+    lists = [pages for name in ("free_pages", "release_pages") if (pages := getattr(allocator, name, None)) is not None]
+    every = [page for pages in lists for page in pages.tolist()]
+    return (len(every) - len(set(every))) * int(allocator.page_size)

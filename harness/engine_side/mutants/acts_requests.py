@@ -44,6 +44,11 @@ def last_twice(scene: Scene, values: Values) -> Values:
 
 
 @act
+def first_for_last(scene: Scene, values: Values) -> Values:
+    return {"slots": torch.cat((values["slots"][:-1], values["slots"][:1]))}
+
+
+@act
 def keep_finished(scene: Scene, values: Values) -> Values:
     """Every finished request stays for one batch more; SGLang asks who stays several times between two batches."""
     keep = set(values["keep"].tolist())
