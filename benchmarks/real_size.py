@@ -42,7 +42,7 @@ from harness.contract.tolerance import budget_for
 from harness.contract.trace import Trace
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.checkpoint_files import read_checkpoint
-from harness.driving.footprint import footprint
+from harness.driving.footprint import WORKSPACE_MIB, footprint
 from harness.driving.judging import judge_with
 from harness.driving.oracle import Oracle
 from harness.driving.place import Place
@@ -306,7 +306,7 @@ def run(asked: argparse.Namespace) -> int:
     oracle = Oracle(target=asked.pair / "target", draft=asked.pair / "draft", place=place).load(held=asked.dtype)
     print(f"loaded after {time.monotonic() - asked.start:.0f} s", flush=True)
     with ThreadPoolExecutor(max_workers=1) as judge, ThreadPoolExecutor(max_workers=asked.at_once) as engines:
-        doing = [engines.submit(work, asked, job, oracle, judge, need.mib) for job in jobs]
+        doing = [engines.submit(work, asked, job, oracle, judge, need.mib + WORKSPACE_MIB) for job in jobs]
         for future in doing:
             future.result()
     return table([asked.out])

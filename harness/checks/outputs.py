@@ -104,7 +104,7 @@ def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], res
         found = at_output(evidence, end, place, *both[place], "text-differs")
         result.decide(replace(found, policy=Policy.TIE, margin=margin), limit=evidence.choice_limit(end.rid))
     elif end.reason != "abort" and not request.ends_by_text:
-        whole = min(len(expected), _most(evidence, request))
+        whole = min(len(expected), _most(evidence, request)) if request.expect == "exhaustion" else len(expected)
         if len(end.output_ids) != whole:
             result.divergences.append(at_output(evidence, end, len(both), len(end.output_ids), whole, "text-length"))
 

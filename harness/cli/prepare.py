@@ -36,7 +36,7 @@ from harness.driving.adapt import (
     untaken,
     unwitnessed,
 )
-from harness.driving.footprint import CONTEXT_MIB, Footprint, footprint, kept_a_row
+from harness.driving.footprint import CONTEXT_MIB, WORKSPACE_MIB, Footprint, footprint, kept_a_row
 from harness.driving.own_pair import OwnPair, described
 from harness.driving.pairs import NoProviderError, checkpoint_pairs, load_now
 from harness.driving.place import CPU, Place
@@ -200,7 +200,8 @@ def reference_place(
     held = dtype_on(device, scenarios[0].engine.dtype)
     need = footprint(own.target, own.draft, scenarios, held=held)
     on_card = _fits_beside(need, lease) if kind == "auto" and device == "cuda" else kind == "cuda"
-    place = Place(device=("cuda" if asked == "auto" else asked) if on_card else "cpu", held=held, said=need.mib)
+    said = need.mib + (WORKSPACE_MIB if on_card else 0)
+    place = Place(device=("cuda" if asked == "auto" else asked) if on_card else "cpu", held=held, said=said)
     if need.mib >= WORTH_SAYING:
         say(f"the reference on {place.device} takes {need}")
     if place.device == "cpu" and need.mib > (free := _free_memory()):

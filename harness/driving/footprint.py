@@ -21,9 +21,10 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 WIDE = BYTES["float32"]
 #: Allocators keep blocks that are not exactly as large as what is in them.
 ROUNDED_UP = 1.05
-#: Masks, positions, rows on their way to the disk: what is too small to be told apart; and the workspace of matrix
-#: products, which PyTorch's allocator counts (32 MiB on Hopper).
-SMALL_MIB = 16 + 32
+#: Masks, positions, rows on their way to the disk: what is too small to be told apart.
+SMALL_MIB = 16
+#: On a GPU PyTorch's allocator also counts the workspace of matrix products (32 MiB on Hopper).
+WORKSPACE_MIB = 32
 #: What PyTorch keeps on a GPU beside tensors: the context.
 CONTEXT_MIB = 700
 
