@@ -64,6 +64,15 @@ def test_a_sound_engine_agrees_with_its_witness(scenario):
     assert {name: verdict.compared[name] for name in same} == {name: by_paper.compared[name] for name in same}
 
 
+def test_each_sample_of_a_request_has_a_witness():
+    alone = handmade.scenario(prompts=(5,))
+    scenario = alone.model_copy(update={"requests": (alone.requests[0].model_copy(update={"n": 2}),)})
+    engine = replace(handmade.build(scenario.sampled)[0], scenario_id=scenario.id)
+    verdict, divergences = judged(scenario, engine, heard(scenario, engine))
+    assert [end.rid for end in engine.ends] == ["r0.0", "r0.1", "r0.2"]
+    assert (verdict.outcome, divergences) == (Outcome.PASS, [])
+
+
 def test_every_row_of_a_chain_but_the_end_of_an_early_chunk_has_a_witness():
     engine, _ = handmade.build(CHAIN)
     seen = witnessed_in(reference_trace(heard(CHAIN, engine)).header)

@@ -70,7 +70,8 @@ class Expectation:
 
 
 def expect(scenario: Scenario, engine: Trace) -> Expectation:
-    """The rows that `engine` should have for the rounds it ran."""
+    """The rows that `engine` should have for the rounds it ran, of each of a request's samples too."""
+    scenario = scenario.sampled
     found = Expectation(scenario=scenario, engine=engine, texts=Texts())
     view, scores = EngineView(engine, scenario.spec, VOCAB), _Scores(engine.rows)
     for request in scenario.requests:
