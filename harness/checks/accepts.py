@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -43,9 +43,10 @@ def check_greedy_walk(evidence: Evidence) -> CheckResult:
     """ACCEPT and PARENT at ACCEPT rows of greedy requests that ask for no other rule."""
     result = CheckResult()
     greedy = {request.rid for request in evidence.scenario.requests if request.greedy and not request.rules}
+    drawn = _drawn_rounds(evidence)
     for share, nodes in evidence.table.each(Phase.VERIFY):
         if share[1] in greedy and evidence.table.of(share, Phase.ACCEPT):
-            ties = drawn_ties(evidence, share, nodes)
+            ties = _drawn_ties(evidence, share, nodes, drawn)
             _judge_walk(evidence, share, walk(evidence, nodes, ties), result)
             for node, token in ties.items():
                 row = next(row for row in nodes if evidence.table.ints["slot"][row] == node)
@@ -55,15 +56,21 @@ def check_greedy_walk(evidence: Evidence) -> CheckResult:
     return result
 
 
-def drawn_ties(evidence: Evidence, share: Share, nodes: list[int]) -> dict[int, int]:
+def _drawn_rounds(evidence: Evidence) -> set[tuple[int, int]]:
+    """(DP rank, round) of batches that uniforms decide."""
+    return {(event.dp_rank, event.data["round"]) for event in evidence.engine.events if event.name == "coins"}
+
+
+def _drawn_ties(
+    evidence: Evidence, share: Share, nodes: list[int], drawn: Collection[tuple[int, int]]
+) -> dict[int, int]:
     """node -> token that was committed there instead of the engine's own choice, whose logit is the very same.
 
     Uniforms decide a whole batch, and draw from all tokens that share the best logit, which in half precision are two
-    at times; alone, a greedy request takes the first of them. nodes: VERIFY rows of a share.
+    at times; alone, a greedy request takes the first of them. nodes: VERIFY rows of a share. drawn: _drawn_rounds.
     """
     found: dict[int, int] = {}
-    rounds = {(event.dp_rank, event.data["round"]) for event in evidence.engine.events if event.name == "coins"}
-    if not nodes or (share[0], evidence.table.ints["round"][nodes[0]]) not in rounds:
+    if not nodes or (share[0], evidence.table.ints["round"][nodes[0]]) not in drawn:
         return found
     rows = {evidence.table.ints["slot"][row]: row for row in nodes}
     committed = _walked(evidence.table, evidence.table.of(share, Phase.ACCEPT))
@@ -207,7 +214,8 @@ def judged_walks(evidence: Evidence) -> frozenset[Share]:
     if evidence.reference is None:
         return frozenset()
     decided = _decided(evidence.reference, Phase.ACCEPT)
-    tied = {share for share, nodes in evidence.table.each(Phase.VERIFY) if drawn_ties(evidence, share, nodes)}
+    drawn = _drawn_rounds(evidence)
+    tied = {share for share, nodes in evidence.table.each(Phase.VERIFY) if _drawn_ties(evidence, share, nodes, drawn)}
     return frozenset(
         tied | {share for share, data in decided.items() if data.get("keys") or data["margin"] < _limit(evidence, data)}
     )

@@ -44,6 +44,7 @@ def _finish_faults(evidence: Evidence, request: RequestSpec, end: RequestEnd) ->
     ids = request.stops(evidence.engine.header.get(EOS, ()))
     stops = [index for index, token in enumerate(output) if token in ids]
     who = "aborted-" if end.reason == "abort" else ""
+    most = _cut(evidence, request, request.max_new_tokens)
     if stops and stops[0] != len(output) - 1:
         yield at_output(evidence, end, stops[0], len(output) - 1 - stops[0], 0, f"{who}ran-past-stop")
     elif len(output) > request.max_new_tokens:
@@ -51,17 +52,17 @@ def _finish_faults(evidence: Evidence, request: RequestSpec, end: RequestEnd) ->
         yield at_output(evidence, end, limit, len(output), limit, f"{who}ran-past-length")
     elif end.reason == "stop" and ids and not stops and not request.ends_by_text:
         yield at_output(evidence, end, len(output) - 1, "no stop token", "a stop token", "stopped-without-stop-token")
-    elif end.reason == "length" and len(output) < _most(evidence, request) and not _hit_context(evidence, request, end):
-        yield at_output(evidence, end, len(output) - 1, len(output), _most(evidence, request), "stopped-early")
+    elif end.reason == "length" and len(output) < most and not _hit_context(evidence, request, end):
+        yield at_output(evidence, end, len(output) - 1, len(output), most, "stopped-early")
 
 
-def _most(evidence: Evidence, request: RequestSpec) -> int:
-    """Tokens that it writes where nothing stops it: of one that outgrows the pool, what SGLang cuts its number to.
+def _cut(evidence: Evidence, request: RequestSpec, length: int) -> int:
+    """Of `length` tokens those that it writes: of one that outgrows the pool, what SGLang cuts its number to.
 
     Such a one comes so far where its last drafts still fit.
     """
     fits = room(len(request.input_ids), evidence.scenario.engine)
-    return min(request.max_new_tokens, fits) if request.expect == "exhaustion" else request.max_new_tokens
+    return min(length, fits) if request.expect == "exhaustion" else length
 
 
 def _hit_context(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> bool:
@@ -104,7 +105,7 @@ def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], res
         found = at_output(evidence, end, place, *both[place], "text-differs")
         result.decide(replace(found, policy=Policy.TIE, margin=margin), limit=evidence.choice_limit(end.rid))
     elif end.reason != "abort" and not request.ends_by_text:
-        whole = min(len(expected), _most(evidence, request)) if request.expect == "exhaustion" else len(expected)
+        whole = _cut(evidence, request, len(expected))
         if len(end.output_ids) != whole:
             result.divergences.append(at_output(evidence, end, len(both), len(end.output_ids), whole, "text-length"))
 

@@ -3,8 +3,7 @@
 Where a row of the engine is off by more than rounding, the reference runs again with its near ties turned around
 (`reference.leaning`), a group of routers at a time. A row that is what such a run gives, within the same noise, is a
 tie: that run's row takes the place of the first one, and the event 'routing' counts it. A row that is neither stays as
-it was, and is wrong. Limits are those of the
-checks; this module must not have its own.
+it was, and is wrong. Limits are those of the checks; this module must not have its own.
 """
 
 from __future__ import annotations
