@@ -15,7 +15,7 @@ from harness.contract.one_file import no_file
 from harness.contract.providers import JUDGED_BY, NOT_COMPARED, WITNESS, in_words
 from harness.contract.scenario import EngineConfig
 from harness.contract.types import Outcome
-from harness.contract.words import counted
+from harness.contract.words import counted, percent
 from harness.coverage import reach_of
 from harness.driving.accept_lengths import AcceptLengths
 from harness.driving.progress import HARDLY, Cost, RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
@@ -148,7 +148,7 @@ def render_cost(console: Console, result: RunResult) -> None:
         say(
             console,
             f"\n{counted(cost.boots, 'engine boot')} {cost.boot_seconds:.1f} s, waiting for them "
-            f"{cost.waited_seconds:.1f} s ({100 * cost.waited_seconds / cost.total_seconds:.0f} %), "
+            f"{cost.waited_seconds:.1f} s ({percent(cost.waited_seconds, cost.total_seconds)}), "
             f"engine {cost.engine_seconds:.1f} s, reference {cost.reference_seconds:.1f} s{_memory(cost)}, "
             f"checks {cost.judge_seconds:.1f} s, store {cost.store_seconds:.1f} s, in all {cost.total_seconds:.1f} s",
         )

@@ -191,3 +191,9 @@ def test_every_key_of_the_json_is_described(part):
     keys = {*(made[part][0] if part else made)}
     assert keys
     assert {key for key in keys if f"`{key}`" not in DOCS} == set()
+
+
+def test_a_night_whose_boots_take_no_time_is_told_all_the_same():
+    ended = cell().model_copy(update={"boots": 1, "waited": 0.0, "seconds": 0.0})
+    text = printed(render_night, judged(night(ended)), folder=FOLDER)
+    assert "1 engine boot, 0 of 0 s (-)" in text

@@ -5,11 +5,18 @@ from __future__ import annotations
 import pytest
 
 from harness.contract.usage import meant
-from harness.contract.words import brief, counted, some
+from harness.contract.words import brief, counted, percent, some
 
 
 def test_one_is_singular():
     assert [counted(number, "scenario") for number in range(3)] == ["0 scenarios", "1 scenario", "2 scenarios"]
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "digits", "said"), [(1, 2, 0, "50 %"), (1, 3, 2, "33.33 %"), (0, 0, 0, "-"), (0.0, 0.0, 1, "-")]
+)
+def test_a_share_of_nothing_is_a_dash(part, whole, digits, said):
+    assert percent(part, whole, digits) == said
 
 
 @pytest.mark.parametrize(

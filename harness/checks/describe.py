@@ -11,6 +11,7 @@ from typing import Any
 from harness.checks.findings import READING, Finding
 from harness.contract.scenario import Scenario
 from harness.contract.types import Divergence, Kind, Phase, Policy
+from harness.contract.words import percent
 
 SUBJECT: dict[str, str] = {
     Phase.PREFILL: "target prefill",
@@ -178,11 +179,10 @@ def _numeric(observed: dict[str, Any], expected: Any, hint: str) -> str:
     """The vocabulary of torch.testing.assert_close."""
     total = int(observed.get("of", 0))
     wrong = int(observed.get("mismatched", 0))
-    share = f"{100 * wrong / total:.1f} %" if total else "?"
     limit = expected.get("limit_abs") if isinstance(expected, dict) else expected
     relation = RELATION.get(hint, hint.replace("-", " "))
     return (
-        f"mismatched elements: {wrong} / {total} ({share}); {relation}\n"
+        f"mismatched elements: {wrong} / {total} ({percent(wrong, total, 1)}); {relation}\n"
         f"  greatest absolute difference: {observed.get('greatest_abs')} at index {observed.get('at')} "
         f"(up to {limit} allowed)\n"
         f"  greatest relative difference: {observed.get('greatest_rel')} of the row's greatest value"

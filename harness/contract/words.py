@@ -16,6 +16,11 @@ def some(names: Sequence[str], most: int) -> str:
     return f"{', '.join(names[:most])}{more}"
 
 
+def percent(part: float, whole: float, digits: int = 0) -> str:
+    """'50 %' of 1 and 2; '-' where the whole is nothing."""
+    return f"{100 * part / whole:.{digits}f} %" if whole else "-"
+
+
 def brief(reason: str) -> str:
     """One line of a reason of several: the first, and where that only announces the end of a log, its last line too."""
     first, *more = reason.splitlines() or [""]

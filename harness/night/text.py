@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.contract.types import Outcome
-from harness.contract.words import brief, counted, some
+from harness.contract.words import brief, counted, percent, some
 from harness.night.judge import Group, Judgement, Status
 from harness.night.records import CellResult, Night
 from reports.live import STYLE
@@ -47,7 +47,7 @@ def render_night(console: Console, judged: Judgement, *, folder: Path, kept: boo
     _table(console, night.cells)
     if boots := sum(cell.boots for cell in night.cells):
         waited, every = (sum(getattr(cell, name) for cell in night.cells) for name in ("waited", "seconds"))
-        say(console, f"{counted(boots, 'engine boot')}, {waited:.0f} of {every:.0f} s ({100 * waited / every:.0f} %)")
+        say(console, f"{counted(boots, 'engine boot')}, {waited:.0f} of {every:.0f} s ({percent(waited, every)})")
     say(console, f"compared with: {judged.baseline or 'nothing, since there is no green night yet'}")
     for status, title in WHAT.items():
         groups = judged.of(status)
@@ -134,7 +134,7 @@ def _sums(cells: Sequence[CellResult]) -> tuple[str, ...]:
         str(sum(cell.unknown for cell in cells)),
         str(sum(cell.left_out for cell in cells)),
         f"{accepted / verifies:.2f}" if verifies else "-",
-        f"{100 * ties / choices:.2f} %" if choices else "-",
+        percent(ties, choices, 2),
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from harness.contract.words import counted
+from harness.contract.words import counted, percent
 from harness.search.board import Board, worst
 from harness.search.fates import Asked, End
 from harness.search.fates import Fate as Became
@@ -132,8 +132,8 @@ def render_board(console: Console, board: Board) -> None:
     ended, faults = sum(line.fate.ended for line in board.faults), len(board.faults)
     say(console, f"  {'':<28} all {faults:>4}    the {faults - ended} that leave the engine alive")
     for name, seen in board.beside().items():
-        alive = f"{seen - ended:>4} {_share(seen - ended, faults - ended)}" if seen >= ended else ""
-        say(console, f"  {name:<28} {seen:>4} {_share(seen, faults)}    {alive}")
+        alive = f"{seen - ended:>4} {percent(seen - ended, faults - ended, 1):>7}" if seen >= ended else ""
+        say(console, f"  {name:<28} {seen:>4} {percent(seen, faults, 1):>7}    {alive}")
     for line in board.lines:
         if line.explained is not None and line.stands == "killed":
             say(console, f"explained as a survivor, and killed: {line.mutant.id}: {line.explained.why}", style="yellow")
@@ -146,10 +146,6 @@ def render_board(console: Console, board: Board) -> None:
     asked = f"{len(board.lines)} of {counted(len(campaign.mutants), 'mutant')} asked"
     took = f"{middle:.0f} s a mutant (median; mean {mean:.0f})"
     say(console, f"verdict {board.outcome}: {asked}, {_each(board.counts)}; {took}", style=STYLE[board.outcome])
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:5.1f} %" if whole else "    -  "
 
 
 def _each(counts: Counter[str]) -> str:
