@@ -23,7 +23,6 @@ ENTRIES = {
     "benchmarks.make_real_size",
     "benchmarks.noise",
     "benchmarks.pairs",
-    "benchmarks.throughput",
     "benchmarks.witness",
     "harness.cli.__main__",
     "harness.launcher",
