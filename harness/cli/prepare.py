@@ -13,12 +13,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import cast
 
+import psutil
 from packaging.version import Version
 
 from harness.archive.run_folders import default_root
 from harness.both_sides import gpus, leases
 from harness.cli.programs import check_scenarios
-from harness.contract import known_issues, plain_files
+from harness.contract import known_issues
 from harness.contract.outputs import writable
 from harness.contract.providers import AUTO, WITNESS
 from harness.contract.scenario import Scenario
@@ -208,7 +209,7 @@ def reference_place(
     place = Place(device=("cuda" if asked == "auto" else asked) if on_card else "cpu", held=held, said=said)
     if need.mib >= WORTH_SAYING:
         say(f"the reference on {place.device} takes {need}")
-    if place.device == "cpu" and need.mib > (free := _free_memory()):
+    if place.device == "cpu" and need.mib > (free := psutil.virtual_memory().available >> 20):
         raise UsageError(
             f"the reference needs {need}, and this machine has {free / 1024:.1f} GiB of memory left\n"
             "  shorter prompts and texts take less; or --reference-device cuda, or --reference witness"
@@ -233,16 +234,6 @@ def _fits_beside(need: Footprint, lease: leases.Request | None) -> bool:
     """Whether a card has room for the reference and one engine, by what is there in all."""
     largest = max((card.capacity for card in _cards()), default=0)
     return need.mib + CONTEXT_MIB + (lease.share if lease else 0) <= largest
-
-
-def _free_memory() -> int:
-    """MiB that this machine can give; a lot where it does not say."""
-    try:
-        lines = plain_files.content(Path("/proc/meminfo")).decode().splitlines()
-    except OSError:
-        return 1 << 40
-    said = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), str(1 << 40))
-    return int(said) // 1024
 
 
 def engine_share(own: OwnPair, scenarios: Sequence[Scenario]) -> float:
