@@ -483,6 +483,14 @@ DP_BOOTS = _named(
             V2,
         ),
         (
+            "dp-layers",
+            "two ranks, three MTP layers",
+            "mtp-tiny",
+            MTP,
+            TWO_RANKS.model_copy(update={"radix_cache": False}),
+            "0.5.17",
+        ),
+        (
             "dp-coordinated",
             "two ranks, one of which may verify beside the other's prefill",
             "qwen3-tiny",
@@ -569,6 +577,7 @@ TP_BOOTS = _named(
         ("tp-latent", "two TP ranks, latent attention that every rank holds whole", "mla-tiny", SpecConfig(), {}, V2),
         ("tp-layers", "two TP ranks, three MTP layers", "mtp-tiny", MTP, {"radix_cache": False}, "0.5.17"),
         ("tp-four", "four TP ranks, a KV head each", "qwen3-four", HEADS, {"tp_size": 4}, V2),
+        ("tp-below-dp", "two DP ranks of two TP ranks each", "qwen3-four", HEADS, {"tp_size": 4, "dp_size": 2}, V2),
         ("tp-five", "two TP ranks, five steps, a pool that is outgrown", CHECKPOINT, _chain(5), OUTGROWN, V2),
     )
 )
