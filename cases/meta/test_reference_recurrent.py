@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 GREATEST = 2e-4
 
 
-@pytest.fixture(scope="module", params=["hybrid", "hybrid-tree", "hybrid-dense"])
+@pytest.fixture(scope="module", params=["hybrid", "hybrid-tree", "hybrid-dense", "hybrid-mamba"])
 def boot(request):
     return RECURRENT[request.param]
 
@@ -59,6 +59,8 @@ def states_of(pair):
     def states(tokens):
         cache = model(torch.tensor([tokens]), use_cache=True).past_key_values
         matrices = torch.stack([cache.get_recurrent_state(i, state_idx=0)[0] for i in layers])  # [L,H,n,v]
+        if model.config.model_type == "nemotron_h":
+            matrices = matrices.mT
         rows = torch.stack([cache.get_conv_state(i, state_idx=0)[0] for i in layers])[..., 1:]  # [L,C,w]
         of_heads = weights(OF_A_HEAD, matrices[0, 0].numel()).reshape(-1, *matrices.shape[:1:-1])
         return {

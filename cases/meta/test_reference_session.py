@@ -427,6 +427,28 @@ def test_a_request_retracted_while_the_end_of_its_prompt_is_in_flight_starts_aga
     assert_same_rows(replayed, engine)
 
 
+def test_one_that_is_retracted_again_inside_its_prompt_starts_without_its_first_token_too(tiny):
+    session, request, _ = run(tiny, SPECS[0], seed=4, new=20)
+    whole = session.speculate(request, chunk=6)
+    prompt = [record.index for record in whole.rounds if record.mode == "PREFILL"]
+    assert len(prompt) > 1
+    attempts = []
+    for attempt, last in enumerate((prompt[-1], prompt[0], len(whole.rounds))):
+        one = edited(
+            whole,
+            keep=lambda rows, i, last=last: rows.ints["round"][i] <= last,
+            change=lambda rows, i, values, attempt=attempt: values.update(attempt=attempt),
+        )
+        rounds = tuple(replace(each, attempts=(attempt,)) for each in whole.rounds[: last + 1])
+        attempts.append(replace(one, rounds=rounds, ends=whole.ends if attempt == 2 else ()))
+    engine = merged(*attempts)
+    replayed = session.replay(scenario_of(SPECS[0], request), engine)
+    assert not stopped(replayed)
+    assert_same_rows(replayed, engine)
+    lost = gather(scenario_of(SPECS[0], request), engine, None).lost
+    assert lost == {(request.rid, 0): {len(request.input_ids): whole.ends[0].output_ids[0]}}
+
+
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_request_taken_back_by_a_decode_side_goes_on_from_what_it_has(tiny, lost):
     spec = SPECS[0]

@@ -74,7 +74,7 @@ def command(
                 board = campaign.run()
     finally:
         engines.close()
-    render_scoreboard(console, board)
+    render_scoreboard(console, board, again=lambda ids: typed_again(more=("--only", ids)))
     if logs.is_dir():
         say(console, f"engine logs: {logs}")
     write_json(document(board), json)

@@ -86,7 +86,7 @@ def _watch_captures(boot: dict[str, Any]) -> GraphProbe:
         from ..mutants.graphs import GraphMutants
 
         probe.mutants = GraphMutants()
-    probe.install(chooser_module=worker, choosers=("select_top_k_tokens", CHAIN_CHOOSER))
+    probe.install(chooser_module=worker, choosers=("select_top_k_tokens", CHAIN_CHOOSER), drafter=release.draft)
     return probe
 
 
