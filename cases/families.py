@@ -420,27 +420,8 @@ _RECURRENT = Family(
 )
 
 _ALL = (
-    *(
-        _EAGLE,
-        _EAGLE3,
-        _TREE,
-        _PAGED,
-        _MLA,
-        _MTP,
-        _WINDOW,
-        _RECURRENT,
-        _HICACHE,
-        _TRAINED,
-        _TEXTS,
-        _DP,
-        _TP,
-        _ADAPTIVE,
-        _MIXED,
-        _WEIGHTS,
-        _ADAPTERS,
-        _HOT,
-    ),
-    *(_DISAGG, _DISAGG_DP),
+    *(_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _WINDOW, _RECURRENT, _HICACHE, _TRAINED, _TEXTS, _DP, _TP),
+    *(_ADAPTIVE, _MIXED, _WEIGHTS, _ADAPTERS, _HOT, _DISAGG, _DISAGG_DP),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 #: What a test session drives of families it was not asked for.
