@@ -388,6 +388,8 @@ RECURRENT = _named(
             UNBUFFERED.model_copy(update=OUTGROWN),
         ),
         ("hybrid-dense", "Qwen3.5 style, the prefix cache", "hybrid-dense", SpecConfig(), UNBUFFERED),
+        ("hybrid-mamba", "Nemotron-H style, no prefix cache", "hybrid-mamba", SpecConfig(), UNCACHED),
+        ("hybrid-mamba-cache", "the same with the prefix cache", "hybrid-mamba", SpecConfig(), UNBUFFERED),
     )
 )
 

@@ -398,12 +398,19 @@ _HICACHE = Family(
 
 _RECURRENT = Family(
     name="recurrent",
-    why="Qwen3-Next and Qwen3.5 style targets: gated delta networks keep a recurrent state; with their own MTP layer",
+    why="recurrent states: Qwen3-Next and Qwen3.5 style targets with their MTP layer, Nemotron-H style ones with EAGLE",
     scenarios=(
         *recurrent_shapes(RECURRENT["hybrid"], only=SHAPES),
         *(
             one
-            for name in ("hybrid-cache", "hybrid-long", "hybrid-tree", "hybrid-dense")
+            for name in (
+                "hybrid-cache",
+                "hybrid-long",
+                "hybrid-tree",
+                "hybrid-dense",
+                "hybrid-mamba",
+                "hybrid-mamba-cache",
+            )
             for one in recurrent_shapes(RECURRENT[name])
         ),
         *parts(RECURRENT["hybrid-pool"], prefix="hybrid-pool-"),

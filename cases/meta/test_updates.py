@@ -14,6 +14,7 @@ from cases.checkpoints import make
 from cases.families import FAMILIES
 from cases.fixed import DRAIN, request, submit
 from cases.meta import handmade
+from cases.meta.speculating import FreeSession
 from cases.meta.test_reference_session import assert_same_rows, request_of, scenario_of, stopped
 from harness.checks.compare import pairs_of
 from harness.checks.evidence import gather
@@ -30,7 +31,6 @@ from harness.engine_side.host import weights
 from reference import lora
 from reference.checkpoint import CheckpointError
 from reference.pairs import load_pair
-from reference.session import ReferenceSession
 
 RELEASE, RESUME = (Op(kind="memory", name=name) for name in ("release", "resume"))
 UPDATE = Op(kind="update", name="eagle-next")
@@ -181,7 +181,7 @@ def sessions(pairs):
     spec = SpecConfig()
     for name in ("eagle-tiny", "eagle-next"):
         target, head = load_pair(pairs[name].target, pairs[name].draft)
-        yield ReferenceSession(target, head, spec)
+        yield FreeSession(target, head, spec)
 
 
 def test_reference_takes_the_head_that_was_in_force_or_that_of_the_request(pairs):

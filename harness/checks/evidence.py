@@ -159,20 +159,23 @@ def gather(scenario: Scenario, engine: Trace, reference: Trace | None) -> Eviden
 
 
 def _lost(table: Table, parts: dict[tuple[str, int], list[Part]]) -> dict[tuple[str, int], dict[int, int]]:
-    """(rid, attempt) -> index -> token that it committed and that the next attempt began without: in flight when the
-    request was retracted, which overlap scheduling allows."""
+    """(rid, attempt) -> index -> token that it committed and that the next attempt whose prompt was read to the end
+    began without: in flight when the request was retracted, which overlap scheduling allows."""
     found = dict[tuple[str, int], dict[int, int]]()
-    for (rid, attempt), again in parts.items():
-        begun = next((one.start + one.length for one in again if one.record.mode == "PREFILL" and one.final), None)
-        if begun is None:
-            continue
-        for part in parts.get((rid, attempt - 1), ()):
+    begun = dict[str, int]()  # rid -> how many tokens that attempt began with
+    for (rid, attempt), own in sorted(parts.items(), reverse=True):
+        for part in own if rid in begun else ():
             for index in table.of(part.share, Phase.ACCEPT):
-                if (where := part.start + 1 + table.ints["slot"][index]) >= begun:
-                    found.setdefault((rid, attempt - 1), {})[where] = table.ints["input_id"][index]
+                if (where := part.start + 1 + table.ints["slot"][index]) >= begun[rid]:
+                    found.setdefault((rid, attempt), {})[where] = table.ints["input_id"][index]
             chunk = table.of(part.share, Phase.PREFILL) if part.final and part.record.mode == "PREFILL" else []
-            if chunk and table.chosen(chunk[-1]) and part.start + part.length >= begun:
-                found.setdefault((rid, attempt - 1), {})[part.start + part.length] = table.chosen(chunk[-1])[0]
+            if chunk and table.chosen(chunk[-1]) and part.start + part.length >= begun[rid]:
+                found.setdefault((rid, attempt), {})[part.start + part.length] = table.chosen(chunk[-1])[0]
+        read = [one.start + one.length for one in own if one.record.mode == "PREFILL" and one.final]
+        if read:
+            begun[rid] = read[0]
+        elif any(one.record.mode != "PREFILL" for one in own):
+            begun.pop(rid, None)
     return found
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.checks.set_aside import errors, is_instead
-from harness.contract.admission import EXHAUSTED, LOST_ON_THE_WAY, REFUSALS, reserved_slots, too_long
+from harness.contract.admission import ABORTED, EXHAUSTED, LOST_ON_THE_WAY, REFUSALS, reserved_slots, too_long
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
 from harness.contract.trace import Event, RequestEnd
@@ -64,7 +64,7 @@ def _given_up(evidence: Evidence, request: RequestSpec, end: RequestEnd, error: 
         return said if last is not None and LOST_ON_THE_WAY in said else ""
     exhausted = EXHAUSTED in error or (request.expect == "exhaustion" and end.reason in GONE)
     asked = any(op.kind == "abort" and request.rid in op.rids for op in scenario.script)
-    if end.reason == "abort" and not exhausted and not asked:
+    if (end.reason == "abort" or error == ABORTED) and not exhausted and not asked:
         return "aborted, and nobody asked for it"
     if exhausted and last is not None and (scenario.spec.eagle_topk == 1 or scenario.engine.page_size == 1):
         page = scenario.engine.page_size

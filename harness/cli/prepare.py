@@ -40,7 +40,7 @@ from harness.driving.footprint import CONTEXT_MIB, WORKSPACE_MIB, Footprint, foo
 from harness.driving.own_pair import OwnPair, described
 from harness.driving.pairs import NoProviderError, checkpoint_pairs, load_now
 from harness.driving.place import CPU, Place
-from harness.driving.runner import Plan
+from harness.driving.progress import Plan, Setup
 from harness.engines import envs
 from harness.engines.launch import CpuAttention, dtype_on
 
@@ -116,17 +116,21 @@ def make_plan(
             say(f"eos_token_id {', '.join(map(str, ids))}: outside the vocabulary of {own.vocab}, so it ends no text")
     return Plan(
         env=env,
+        setup=Setup(
+            release=env.version,
+            device=device,
+            revert=revert,
+            cpu_attention=cast(CpuAttention, cpu_attention),
+            assumed=assumed,
+            pair=None if own is None else own.named,
+            reference=reference,
+        ),
         scenarios=tuple(scenarios),
         pairs=pairs,
         root=root,
-        device=device,
-        revert=revert,
-        cpu_attention=cast(CpuAttention, cpu_attention),
-        reference=reference,
         own=own,
         place=place,
         lease=lease,
-        assumed=assumed,
         argv=tuple(sys.argv),
         copies=not spawn,
         ahead=BOOTS_AHEAD[device] if boots_ahead is None else boots_ahead,

@@ -42,7 +42,7 @@ FIRST_WITH_HOST_CACHE = Version("0.5.17")
 FIRST_WITH_PAIR = {
     ("hybrid-tiny", "cpu"): Version("0.5.23"),
     ("hybrid-tiny", "cuda"): Version("0.5.17"),
-    **{("hybrid-dense", device): Version("0.5.23") for device in DEVICES},
+    **{(name, device): Version("0.5.23") for name in ("hybrid-dense", "hybrid-mamba") for device in DEVICES},
 }
 #: The first release that is known to let DP ranks verify beside a prefill; 0.5.18 to 0.5.22 were not tried.
 FIRST_COORDINATED = Version("0.5.23")
