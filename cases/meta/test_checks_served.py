@@ -169,6 +169,7 @@ PROMPT, FIRST, SECOND = batch(0, ("a", 0, 4), mode="PREFILL"), batch(1, ("a", 4,
     [
         ([PROMPT, FIRST, SECOND], 1, (), 4, "aborted-decoding"),
         ([PROMPT, FIRST, SECOND], 2, (), 6, "aborted-decoding"),
+        ([PROMPT, FIRST, batch(2, ("a", 7, 1), mode="PREFILL"), batch(3, ("a", 8, 2))], 2, (), 5, "aborted-decoding"),
         ([PROMPT], 0, ("a",), 0, "aborted-queued"),
         (
             [batch(0, ("a", 0, 2, False), mode="PREFILL"), batch(1, ("a", 2, 2), mode="PREFILL")],

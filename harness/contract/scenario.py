@@ -125,6 +125,10 @@ class SpecConfig(Strict):
         return 0 if self.algorithm == "MTP" else max(0, self.num_steps - 1)
 
 
+#: What SGLang calls that dtype of a cache.
+BFLOAT16 = ("bf16", "bfloat16")
+
+
 class EngineConfig(Strict):
     """Server settings. All are fixed at boot but chunked_prefill_size and running_limit, which a scenario may change.
 
@@ -208,6 +212,12 @@ class EngineConfig(Strict):
     def attention_tp_size(self) -> int:
         """TP ranks of each DP rank, which share its requests: 1 where every rank has its own."""
         return self.tp_size // self.dp_size
+
+    @property
+    def draft_rounding(self) -> str:
+        """The dtype whose rounding the draft's rows have: that of the KV cache, where it is the coarser."""
+        asked = self.server_args.get("speculative_draft_kv_cache_dtype")
+        return "bfloat16" if asked in BFLOAT16 else self.dtype
 
     @property
     def prefill_side(self) -> EngineConfig:
