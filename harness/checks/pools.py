@@ -34,8 +34,15 @@ RUNNING = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.EXTEND)
 #: `step` of their rows is the layer of a draft.
 LAYERED = (Phase.DRAFT_PREFILL, Phase.EXTEND, Phase.PREBUILT)
 TARGET = "target"
-#: Before the name of a pool: its rows on the host.
-HOST = "host "
+#: Before the name of a pool: its rows on the host, and in storage behind it.
+HOST, STORAGE = "host ", "storage "
+#: What is copied -> (where from, where to): as an event names the slots, and before the name of a pool.
+COPIED = {
+    "stored": (("device", ""), ("host", HOST)),
+    "loaded": (("host", HOST), ("device", "")),
+    "kept": (("host", HOST), ("storage", STORAGE)),
+    "fetched": (("storage", STORAGE), ("host", HOST)),
+}
 #: Nobody wrote it.
 NOBODY = -1
 _OWNER = 1 << 32
@@ -129,7 +136,7 @@ class Pools:
 
     def names(self) -> list[str]:
         """The pools of the device in which anything lies."""
-        return [name for name in self._held if not name.startswith(HOST)]
+        return [name for name in self._held if not name.startswith((HOST, STORAGE))]
 
     def held(self, pool: str, slot: int) -> int:
         """What one slot holds."""
@@ -181,11 +188,9 @@ class Pools:
                 self._copy(event)
 
     def _copy(self, event: Event) -> None:
-        host, device = event.data["host"], event.data["device"]
+        (of, source), (to, target) = COPIED[event.data["what"]]
         for pool in self.names():
-            source, target = (pool, HOST + pool) if event.data["what"] == "stored" else (HOST + pool, pool)
-            before, after = (device, host) if event.data["what"] == "stored" else (host, device)
-            self._put(target, after, [self.held(source, slot) for slot in before])
+            self._put(target + pool, event.data[to], [self.held(source + pool, slot) for slot in event.data[of]])
 
     def _accept(self, share: Share, rows: list[int]) -> None:
         """Nodes become positions: the j-th accepted one is at committed + j."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+from pathlib import Path
 from typing import Any
 
 from ...both_sides import wire
@@ -71,15 +72,18 @@ async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
         from .logit_processors import pickled
 
         beside["custom_logit_processor"] = pickled(name)
+    prompt: dict[str, Any] = {"input_ids": command["prompt"]}
+    if beside.pop("input_embeds", False):
+        prompt = {"input_embeds": _embedded(engine.tokenizer_manager.server_args.model_path, command["prompt"])}
     if command["sampling"].get("n", 1) > 1:
         _name_samples()
     pieces = list[dict[str, Any]]()
     try:
         result = await engine.async_generate(
-            input_ids=command["prompt"],
             sampling_params=command["sampling"],
             rid=command["rid"],
             priority=command["priority"],
+            **prompt,
             **beside,
             **({} if command["dp_rank"] is None else {"routed_dp_rank": command["dp_rank"]}),
             **_meeting_point(command),
@@ -95,6 +99,19 @@ async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
         return {"rid": command["rid"], "reason": "error", "error": str(error), "output_ids": [], "cached_tokens": 0}
     ends = [_end(answer, [piece for piece in pieces if piece["index"] == answer["index"]]) for answer in whole]
     return ends[0] if len(ends) == 1 else {"samples": sorted(ends, key=lambda end: end["index"])}
+
+
+def _embedded(folder: str, prompt: list[int]) -> list[list[float]]:
+    """The checkpoint's own embedding of each token, as whoever has no ids would send them."""
+    from safetensors import safe_open
+
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in sorted(file.keys()):
+                if name.endswith("embed_tokens.weight"):
+                    found: list[list[float]] = file.get_tensor(name)[prompt].float().tolist()
+                    return found
+    raise LookupError(f"no embedding in {folder}")
 
 
 def _end(answer: dict[str, Any], pieces: list[dict[str, Any]]) -> dict[str, Any]:
