@@ -468,6 +468,21 @@ HOSTED = _named(
             _hosted("write_back", page=4, slots=240),
         ),
         (
+            "hicache-window",
+            "gpt-oss style with EAGLE-3, a pool of its own for windows, write_through",
+            "oss-tiny",
+            HEADS,
+            _hosted("write_through", windows=True),
+        ),
+        # In pages: whoever shares a page here agrees in the tokens behind it that MTP layers read (F-012).
+        (
+            "hicache-window-layers",
+            "MiMo-V2 style, the same with three MTP layers, pages of 16 tokens",
+            "mtp-window",
+            MTP,
+            _hosted("write_through", page=16, windows=True),
+        ),
+        (
             "hicache-storage",
             "EAGLE, write_through, storage behind the host",
             CHECKPOINT,

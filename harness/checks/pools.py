@@ -82,9 +82,13 @@ def forwards(evidence: Evidence) -> Iterator[Forward]:
 
 
 def copies(evidence: Evidence) -> list[Event]:
-    """What was copied between device and host, in order; each before the round that it names."""
-    found = [event for event in evidence.engine.events if event.name == "host" and not event.data.get("tp_rank")]
-    return sorted(found, key=lambda event: event.data["round"])
+    """What was copied between device and host, in order, by the first rank of each; before the round that it names."""
+    found = [event for event in evidence.engine.events if event.name == "host"]
+    first: dict[int, int] = {}
+    for event in found:
+        first[event.dp_rank] = min(event.data.get("tp_rank", 0), first.get(event.dp_rank, event.data.get("tp_rank", 0)))
+    own = [event for event in found if event.data.get("tp_rank", 0) == first[event.dp_rank]]
+    return sorted(own, key=lambda event: event.data["round"])
 
 
 @dataclass(slots=True)

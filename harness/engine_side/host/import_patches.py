@@ -5,8 +5,6 @@ Engine side: nothing of SGLang or torch is imported before what is prepared here
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 from ...both_sides import compat, plugin_algorithm
@@ -20,8 +18,6 @@ def install_patches(boot: dict[str, Any]) -> tuple[ImportHooks, Any]:
     ops = _prepare_cpu(hooks, boot)
     _prepare_handoff(hooks, boot)
     _prepare_plugin(hooks, boot)
-    if boot["arguments"].get("hicache_storage_backend"):  # by default a folder that all engines of a machine share
-        os.environ["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = str(Path(os.environ["TMPDIR"]) / "storage")
     return hooks, ops
 
 
