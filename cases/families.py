@@ -390,7 +390,7 @@ _WINDOW = Family(
 )
 _HICACHE = Family(
     name="hicache",
-    why="a hierarchical cache: evicted, written to the host, loaded back; EAGLE, EAGLE-3, MTP layers and latent NextN",
+    why="a hierarchical cache: evicted, written to the host and storage, loaded back; chains, trees, windows, layers",
     scenarios=tuple(one for boot in HOSTED.values() for one in host_shapes(boot)),
     boots=tuple(HOSTED.values()),
     coverage_points=("non_final_chunk", "batch_shrinks", "prefix_hit", *names(Where.HOST)),

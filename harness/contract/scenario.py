@@ -149,9 +149,9 @@ class EngineConfig(Strict):
 
     enable_mixed_chunk: requests that run join a batch of prompt chunks, with a plain decode of one token each.
 
-    disaggregation: prompts run on one engine and decoding on another, each with these settings (running_limit, dp_size
-    and tp_size: the decode side's; the prefill side has one rank). disaggregation_decode_radix_cache: the decode side
-    keeps a prefix cache; releases before 0.5.23 refuse that beside speculation. disaggregation_prefill: what of
+    disaggregation: prompts run on one engine and decoding on another, each with these settings (running_limit and
+    dp_size: the decode side's, whose prefill side then has one rank). disaggregation_decode_radix_cache: the decode
+    side keeps a prefix cache; releases before 0.5.23 refuse that beside speculation. disaggregation_prefill: what of
     max_total_tokens and radix_cache the prefill side has otherwise.
 
     deterministic_inference: a request's seed decides what it samples, whoever shares its batch. rejection_sampling:
