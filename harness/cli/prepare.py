@@ -137,7 +137,7 @@ def make_plan(
 
 
 def check_drafted_for(own: OwnPair | None, env: envs.EngineEnv) -> None:
-    """UsageError for a target of the user's that this release has no draft for; a release not there yet says nothing."""
+    """UsageError for a target of the user's that this release has no draft for; one not there says nothing."""
     if own is None:
         return
     why = cannot_be_drafted_for(own.target.architecture, own.algorithm, version=env.version, package=env.package)
