@@ -98,10 +98,16 @@ def _usage(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> dict[st
     if evidence.scenario.engine.dp_size > 1:
         found["dp_rank"] = request.dp_rank
     if attempts[0][0].record.mode == "PREFILL":
-        found["cached_tokens"] = attempts[0][0].start
+        found["cached_tokens"] = max(attempts[0][0].start, _on_decode_side(evidence, request.rid))
     if end.reason != "abort" and not evidence.scenario.engine.disaggregation:
         found["num_retractions"] = len(attempts) - 1
     return found
+
+
+def _on_decode_side(evidence: Evidence, rid: str) -> int:
+    """How many tokens a decode side had of a request as it was handed over: what neither side computes is cached."""
+    handed = (event.data for event in evidence.engine.events if event.name == "handed")
+    return next((data["prefixes"][data["rids"].index(rid)] for data in handed if rid in data["rids"]), 0)
 
 
 def _finish(end: RequestEnd, answer: Answer) -> dict[str, Any]:

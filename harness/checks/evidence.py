@@ -105,6 +105,11 @@ class Evidence:
         """What the engine computed in; a device without the scenario's dtype took another."""
         return dtype_of(self.scenario, self.engine)
 
+    def dtype_in(self, phase: Phase) -> str:
+        """Whose rounding the rows of a phase have."""
+        asked, draft = self.scenario.engine, phase in (Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.EXTEND)
+        return asked.draft_rounding if draft and asked.draft_rounding != asked.dtype else self.dtype
+
     def divergence(
         self,
         index: int,

@@ -151,7 +151,10 @@ def _state(evidence: Evidence, rid: str, abort: Event) -> _State:
         return _State(name="retracted" if before else "queued", until=until)
     if not _commits(before[-1]):
         return _State(name="in-chunk", until=until)
-    later = (part for part in parts if part.record.scheduler_step >= step and part.record.mode == "DECODE")
+    same = (
+        one for one in parts if one.record.mode == "DECODE" or one.attempt == before[-1].attempt
+    )  # or in a mixed batch
+    later = (part for part in same if part.record.scheduler_step >= step)
     flying = evidence.engine.header.get("overlap") and before[-1].record.scheduler_step == step - 1
     if flying:  # the pass that it still runs is in flight
         return _State(name="decoding", until=until)

@@ -44,6 +44,7 @@ from harness.driving.place import CPU, Place
 from harness.driving.progress import Plan, Setup
 from harness.engines import envs
 from harness.engines.launch import CpuAttention, dtype_on
+from harness.engines.served_models import cannot_be_drafted_for
 
 #: Pull requests that SGLang's own switch (SGLANG_DEBUG_REVERT_PR, from 0.5.13 on) can revert.
 REVERTS = (25015, 26329, 26972, 27338, 27360, 27460)
@@ -92,6 +93,7 @@ def make_plan(
     check_revert(revert, version)
     scenarios = adapted(scenarios, wanted, device=device)
     check_possible(scenarios, version=version, device=device, files=files)
+    check_drafted_for(own, env or envs.state(version))
     check_scenarios(scenarios, device=device, own=own, files=files)
     typed, assumed = check_assumed(assumed), check_assumed(sorted({*assumed, *usual}))
     drafts = [(one.spec, one.engine) for one in scenarios]
@@ -104,6 +106,7 @@ def make_plan(
     for refused in (partial(undrawn, env=env, device=device), partial(untaken, env=env)):
         if why := _first(scenarios, files, refused):
             raise UsageError(why)
+    check_drafted_for(own, env)
     pairs = checkpoint_pairs(scenarios, device=device, own=own)
     place = CPU
     if reference != WITNESS:
@@ -136,6 +139,15 @@ def make_plan(
         copies=not spawn,
         ahead=BOOTS_AHEAD[device] if boots_ahead is None else boots_ahead,
     )
+
+
+def check_drafted_for(own: OwnPair | None, env: envs.EngineEnv) -> None:
+    """UsageError for a target of the user's that this release has no draft for; one not there says nothing."""
+    if own is None:
+        return
+    why = cannot_be_drafted_for(own.target.architecture, own.algorithm, version=env.version, package=env.package)
+    if why:
+        raise UsageError(f"--target {own.target.folder}: {why}")
 
 
 def provider(

@@ -137,7 +137,7 @@ def build_launch(
     if not engine.disaggregation:
         return launch
     prefill, decode = (replace(launch, boot=_side(boot, side, engine=engine)) for side in ("prefill", "decode"))
-    return replace(prefill, ranks=1, beside=decode)
+    return replace(prefill, ranks=1 if engine.dp_size > 1 else engine.tp_size, beside=decode)
 
 
 def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str, Any]:

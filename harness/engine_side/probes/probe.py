@@ -223,7 +223,8 @@ class Probe:
                 return original(runner, forward_batch, *args, **kwargs)
             phase = self.phase_of(runner, forward_batch)
             step = recorder.step if runner.is_draft_worker else 0  # also the layer, where layers draft
-            recorder.last = {"phase": phase, "step": step, "round": recorder.round.index}
+            at = {"step": step, "round": recorder.round.index}
+            recorder.last = {"phase": phase, **at, "rids": recorder.round.rids}
             live = bool(recorder.round.rids)
             replays, is_draft = self._replays, bool(runner.is_draft_worker)
             if live:  # an idle rank has no rows
@@ -327,7 +328,8 @@ class Probe:
             phase = draft if is_draft else target
             self._entered(phase, graph=batch, count=count)
         if captured.runs:
-            recorder.last = {"phase": phase, "step": recorder.step - 1 if is_draft else 0, "round": current.index}
+            at = {"step": recorder.step - 1 if is_draft else 0, "round": current.index}
+            recorder.last = {"phase": phase, **at, "rids": current.rids}
 
     def phase_of(self, runner: Any, forward_batch: Any) -> str:
         """The Phase of a forward that `runner` is about to run in the current round."""
