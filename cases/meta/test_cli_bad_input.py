@@ -26,7 +26,7 @@ from harness.cli.outcome import Exit, attempt
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
 from harness.coverage import POINTS
-from harness.driving.adapt import check_possible
+from harness.driving.refusals import check_possible
 from harness.engines import envs
 from harness.engines.engine import Engine
 

@@ -23,9 +23,10 @@ from harness.contract.outputs import check_target, write_json
 from harness.contract.providers import WITNESS
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
-from harness.driving.adapt import NOTHING, Wanted, undrawn
+from harness.driving.adapt import NOTHING, Wanted
 from harness.driving.own_pair import OwnPair, own_pair
 from harness.driving.progress import Plan, RunResult
+from harness.driving.refusals import undrawn
 from harness.driving.runner import run
 from harness.engines import envs
 from reports.prose import say
