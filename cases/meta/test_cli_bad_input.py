@@ -181,7 +181,7 @@ REFUSED = {
     "mutate-survivors": (["mutate", "--survivors-of", "nowhere"], "--survivors-of nowhere: there is no such folder"),
     "mutate-only": (["mutate", "--only", "zzz"], "--only zzz: no mutant is called so"),
     "findings-number": (["findings", "95"], "did you mean 'F-095'"),
-    "mutate-shard": (["mutate", "--shard", "3/2"], "--shard 3/2: not N/M"),
+    "mutate-shard": (["mutate", "--shard", "3/2"], "--shard '3/2' is not a shard\n  allowed: I/N"),
     "revert-unknown": (["run", "--revert", "1"], "--revert 1"),
     "revert-old": (["run", "--revert", "25015", "--engine", "0.5.11"], "0.5.11 has no revert switch"),
     "revert-old-in-matrix": (

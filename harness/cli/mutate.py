@@ -96,7 +96,7 @@ def command(
                 f"  name what another shard kept:  RUNS/mutate-{version}-FAMILIES/seed-{seed}"
             )
     lease = prepare.gpu_lease(device, gpu_share)
-    part = (1, 1) if shard is None else _shard(shard)
+    part = prepare.shard_of(shard)
     runs_root = writable(prepare.runs_root(runs))
     env = prepare.engine_environment(version, lambda text: say(console, text))
     if (package := env.package) is None:
@@ -224,10 +224,3 @@ def _named(plan: Campaign, names: list[str]) -> list[Asked]:
         if name not in known:
             raise UsageError(f"--only: {unknown('mutant', name, known)}")
     return [known[name] for name in names]
-
-
-def _shard(text: str) -> tuple[int, int]:
-    number, _, of = text.partition("/")
-    if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
-        raise UsageError(f"--shard {text}: not N/M\n  for example:  --shard 1/2")
-    return int(number), int(of)
