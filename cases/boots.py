@@ -53,15 +53,18 @@ class Boot:
         """Known issues that no release is without, and that would fail it if they were not assumed."""
         return tuple(name for name, one in assumable().items() if one.shows_in(self.spec, self.engine))
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """What a scenario on it takes from it."""
+        return {"checkpoint": self.checkpoint, "spec": self.spec, "engine": self.engine}
+
     def works_on(self, release: str) -> bool:
         return Version(release) >= Version(self.since)
 
     def boot_key(self) -> str:
         return Scenario(
             name="x",
-            checkpoint=self.checkpoint,
-            spec=self.spec,
-            engine=self.engine,
+            **self.given,
             requests=(RequestSpec(rid="x", input_ids=(1,)),),
             script=(Op(kind="submit", rids=("x",)), Op(kind="drain")),
         ).boot_key()

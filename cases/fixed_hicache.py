@@ -37,9 +37,7 @@ def host_shapes(boot: Boot) -> list[Scenario]:
     """
     if boot.engine.server_args.get("hicache_storage_backend"):
         return _storage_shapes(boot)
-    program = partial(
-        boot_program, prefix=f"{boot.name}-", checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine
-    )
+    program = partial(boot_program, prefix=f"{boot.name}-", **boot.given)
     before = [
         _behind("a", 502, more=5, new=6),
         _behind("b", 503, more=7, new=8),
@@ -107,9 +105,7 @@ def host_shapes(boot: Boot) -> list[Scenario]:
 
 def _storage_shapes(boot: Boot) -> list[Scenario]:
     """Two fill the host as well, so that the common prompt is left in storage alone; it comes back, also in chunks."""
-    program = partial(
-        boot_program, prefix=f"{boot.name}-", checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine
-    )
+    program = partial(boot_program, prefix=f"{boot.name}-", **boot.given)
     before = [
         _behind("a", 502, more=5, new=6),
         _behind("b", 503, more=7, new=8),

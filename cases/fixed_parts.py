@@ -24,7 +24,7 @@ def retract(*rids: str) -> Op:
 
 def parts(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> list[Scenario]:
     """Each once; those for which the boot configuration has no pool or no prompts of its own are left out."""
-    made = partial(boot_program, prefix=prefix, checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine)
+    made = partial(boot_program, prefix=prefix, **boot.given)
 
     def program(name: str, requests: Sequence[RequestSpec], *rest: Any, **more: Any) -> Scenario:
         """Requests with each adapter in turn, and with none, where there are any."""

@@ -20,7 +20,7 @@ LONG = 40
 def window_shapes(boot: Boot) -> list[Scenario]:
     """Requests of which more is known than a window reaches: alone in chunks, together, and from a cached prefix."""
     prefix = f"{boot.name}-"
-    program = partial(boot_program, prefix=prefix, checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine)
+    program = partial(boot_program, prefix=prefix, **boot.given)
     every = [
         program(
             "outlived",
@@ -39,9 +39,7 @@ def window_shapes(boot: Boot) -> list[Scenario]:
     ]
     if not boot.engine.radix_cache:
         (chunked,) = shapes(
-            checkpoint=boot.checkpoint,
-            spec=boot.spec,
-            engine=boot.engine,
+            **boot.given,
             prefix=prefix,
             only=("chunked-long-prompt",),
         )
