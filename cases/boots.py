@@ -493,6 +493,14 @@ DP_BOOTS = _named(
             "0.5.17",
         ),
         (
+            "dp-layers-head",
+            "the same, each with logits of its own requests alone",
+            "mtp-tiny",
+            MTP,
+            TWO_RANKS.model_copy(update={"radix_cache": False, "enable_dp_lm_head": True}),
+            "0.5.17",
+        ),
+        (
             "dp-coordinated",
             "two ranks, one of which may verify beside the other's prefill",
             "qwen3-tiny",
