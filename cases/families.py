@@ -217,7 +217,7 @@ _TEXTS = Family(
     boots=tuple(SPELLED_BOOTS.values()),
     coverage_points=(
         *("first_token_by_grammar", "draft_off_grammar", "constrained_beside_free", "grammar_ends_text"),
-        *("stop_string_inside_run", "grammar_after_thoughts"),
+        *("stop_string_inside_run", "ended_by_stop_regex", "grammar_after_thoughts"),
     ),
 )
 
@@ -391,7 +391,7 @@ _WINDOW = Family(
 )
 _HICACHE = Family(
     name="hicache",
-    why="a hierarchical cache: evicted, written to the host, loaded back; EAGLE, EAGLE-3, MTP layers and latent NextN",
+    why="a hierarchical cache: evicted, written to the host and storage, loaded back; chains, trees, windows, layers",
     scenarios=tuple(one for boot in HOSTED.values() for one in host_shapes(boot)),
     boots=tuple(HOSTED.values()),
     coverage_points=("non_final_chunk", "batch_shrinks", "prefix_hit", *names(Where.HOST)),

@@ -15,7 +15,7 @@ from cases import llama_weights
 from cases.recipes import MambaRecipe, Noise, Pair, Weights
 
 #: What SGLang's `chunk_size` of a prompt's kernel is here: shorter than prompts.
-CHUNK = 16
+CHUNK = 32
 
 
 def pair(noise: Noise, recipe: MambaRecipe) -> Pair:

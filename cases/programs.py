@@ -301,6 +301,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "window": (_WINDOWS,),
     "recurrent": (_RECURRENT,),
     "host": tuple(one for one in host_shapes(HOSTED["hicache"]) if one.name == "hicache-again"),
+    "storage": tuple(host_shapes(HOSTED["hicache-storage"])[:1]),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),
     "dp": (_IDLE_BESIDE,),

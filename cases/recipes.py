@@ -232,10 +232,10 @@ class MambaRecipe(Recipe):
     heads: int = 6
     kv_heads: int = 3
     head_dim: int = 64
-    pattern: str = "M-M*M-"
+    pattern: str = "M-*M-"
     attention_gain: float = 0.1
     mlp_gain: float = 0.1
-    mamba_heads: int = 8
+    mamba_heads: int = 4
     mamba_head: int = 16
     mamba_groups: int = 2
     mamba_state: int = 32

@@ -69,6 +69,30 @@ def test_examples_are_scenarios_in_all_and_boots_take_turns(driven, count):
         assert f"--examples {len(names)}\n" in done.output
 
 
+@pytest.mark.parametrize(("seconds", "worth"), [("2", 1), ("50", 1), ("95", 3), (str(30 * len(BOOTS)), len(BOOTS))])
+def test_no_more_engines_boot_than_the_seconds_are_worth(driven, seconds, worth):
+    done, (plan,) = driven("--seconds", seconds, "--seed", "5")
+    assert done.exit_code == 0, done.output
+    driven_on = {one.boot_key() for one in plan.scenarios}
+    assert (len(driven_on), plan.box) == (worth, float(seconds) / worth)
+    left = [name for name, boot in BOOTS.items() if boot.boot_key() not in driven_on]
+    assert len(left) == len(BOOTS) - worth
+    assert ("are worth no more boots" in done.output) == bool(left)
+    if left:
+        assert f"others): {', '.join(left)}\n  choose by name:  --boot {left[0]}; or take every one:" in done.output
+
+
+def test_another_seed_boots_others_and_boots_that_are_named_all_boot(driven):
+    taken = set()
+    for seed in range(20):
+        _, plans = driven("--seconds", "30", "--seed", str(seed))
+        taken |= {one.boot_key() for one in plans[-1].scenarios}
+    assert taken == {boot.boot_key() for boot in BOOTS.values()}
+    names = list(BOOTS)[:3]
+    done, plans = driven("--seconds", "2", *(part for name in names for part in ("--boot", name)))
+    assert len({one.boot_key() for one in plans[-1].scenarios}) == 3, done.output
+
+
 def test_boots_are_named_and_what_they_need_is_assumed(driven, tmp_path):
     done, (plan,) = driven("--family", "tree", "--boot", "deep-tree", "--examples", "3", "--json", "found.json")
     assert done.exit_code == 0, done.output

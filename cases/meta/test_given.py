@@ -202,10 +202,27 @@ def test_what_eaglecheck_sets_itself_is_refused_with_the_key_to_use(name, instea
         check_scenarios([asked], device="cpu")
 
 
-def test_what_would_not_be_in_lockstep_is_refused():
-    (asked,) = adapted([SCENARIO], Wanted(server_args={"hicache_storage_backend": "file"}), device="cpu")
-    with pytest.raises(UsageError, match=r"has hicache_storage_backend, whose threads .*\n  leave it out"):
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"enable_lmcache": True}, r"has enable_lmcache, whose threads .*\n  leave it out"),
+        ({"hicache_storage_backend": "mooncake"}, r"is 'mooncake', a service of its own\n  allowed: 'file'"),
+        (
+            {"hicache_storage_backend": "file"},
+            r"policy is 'timeout', by which the clock .*\n  allowed: 'wait_complete'",
+        ),
+    ],
+)
+def test_what_would_not_be_in_lockstep_is_refused(given, why):
+    (asked,) = adapted([SCENARIO], Wanted(server_args=given), device="cpu")
+    with pytest.raises(UsageError, match=why):
         check_scenarios([asked], device="cpu")
+
+
+def test_storage_in_a_folder_is_taken_where_no_clock_decides_when_it_is_waited_for():
+    given = {"hicache_storage_backend": "file", "hicache_storage_prefetch_policy": "best_effort"}
+    (asked,) = adapted([SCENARIO], Wanted(server_args=given), device="cpu")
+    check_scenarios([asked], device="cpu")
 
 
 ENV = EngineEnv(version="0.5.13", python=Path("python"), pythonpath=(), torch="", ready=True)

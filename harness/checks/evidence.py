@@ -16,7 +16,7 @@ from harness.contract.measured import LogitNoise, logit_noise, target_scales
 from harness.contract.scenario import Scenario
 from harness.contract.tolerance import budget_for, tie_limit
 from harness.contract.trace import EOS, Rows, Trace
-from harness.contract.types import Divergence, Kind, Phase
+from harness.contract.types import Divergence, Key, Kind, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +128,15 @@ class Evidence:
             observed=observed,
             hint=hint,
         )
+
+    def at_request(
+        self, rid: str, *, committed: int, phase: Phase, kind: Kind, expected: object, observed: object, hint: str
+    ) -> Divergence:
+        """An EXACT divergence of a request that has no row to point at, in the last batch that it was in."""
+        last = self.last.get(rid)
+        dp_rank, attempt, number = (last.record.dp_rank, last.attempt, last.record.index) if last else (0, 0, -1)
+        key = Key.of((dp_rank, rid, attempt, committed), phase)
+        return Divergence(kind=kind, key=key, round=number, expected=expected, observed=observed, hint=hint)
 
 
 def dtype_of(scenario: Scenario, engine: Trace) -> str:

@@ -117,13 +117,10 @@ def check_aborts(evidence: Evidence) -> CheckResult:
         state = _state(evidence, rid, event)
         result.count("tokens", len(end.output_ids))
         if len(end.output_ids) > state.until - prompt:
-            key = Key(
-                dp_rank=event.dp_rank, rid=rid, attempt=0, committed=state.until - 1, phase=Phase.ACCEPT, step=0, slot=0
-            )
             result.divergences.append(
                 Divergence(
                     kind=Kind.TOKEN,
-                    key=key,
+                    key=Key.of((event.dp_rank, rid, 0, state.until - 1), Phase.ACCEPT),
                     round=-1,
                     expected=f"{state.until - prompt} tokens, aborted at step {event.scheduler_step}",
                     observed=len(end.output_ids),
@@ -241,7 +238,6 @@ def _errors(evidence: Evidence) -> dict[str, str]:
 
 def _of(evidence: Evidence, rid: str, kind: Kind, expected: str, observed: str, hint: str) -> Divergence:
     """A divergence of a request as a whole."""
-    last = evidence.last.get(rid)
-    dp_rank, attempt, round = (last.record.dp_rank, last.attempt, last.record.index) if last else (0, 0, -1)
-    key = Key(dp_rank=dp_rank, rid=rid, attempt=attempt, committed=-1, phase=Phase.PREFILL, step=0, slot=0)
-    return Divergence(kind=kind, key=key, round=round, expected=expected, observed=observed, hint=hint)
+    return evidence.at_request(
+        rid, committed=-1, phase=Phase.PREFILL, kind=kind, expected=expected, observed=observed, hint=hint
+    )

@@ -25,7 +25,7 @@ from reports.prose import say
 
 
 @guarded
-@takes_settings(("graphs", "prefill_graphs", "server_arg"))
+@takes_settings(("cuda_graph", "prefill_cuda_graph", "server_args"))
 def command(
     engine: options.Release = None,
     device: options.Device = "cpu",

@@ -18,7 +18,7 @@ from cases.checkpoints import CHAINED, DRAFT_LAYERS
 from harness.contract.allowed import Place
 from harness.contract.known_issues import issues
 from harness.contract.requests import CUTTING
-from harness.contract.scenario import BFLOAT16, EngineConfig, Scenario, SpecConfig
+from harness.contract.scenario import BFLOAT16, EngineConfig, Scenario, SpecConfig, numbered
 from harness.contract.usage import UsageError, unknown
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import BACKENDS, DTYPES
@@ -121,7 +121,7 @@ def _adapted(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
         engine = EngineConfig(**_changed(scenario.engine.model_dump(), changes))
     except ValidationError as error:
         raise UsageError(refused_setting(error)) from error
-    return scenario.model_copy(update={"engine": engine})
+    return scenario.model_copy(update={"engine": engine, "requests": numbered(scenario.requests, engine)})
 
 
 def _changed(before: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

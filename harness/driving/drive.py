@@ -395,6 +395,7 @@ def _crash_data(report: dict[str, Any]) -> dict[str, Any]:
         "phase": report.get("at_phase", "IDLE"),
         "round": report.get("at_round", -1),
         "step": report.get("at_step", 0),
+        "rids": report.get("at_rids", []),
         "dp_rank_reported": report.get("dp_rank", 0),
         "tp_rank": report.get("tp_rank", 0),
         **_side_of(report),

@@ -23,7 +23,7 @@ from harness.driving.pairs import checkpoint_pairs
 from harness.driving.pool import BorrowedPool, EnginePool, unwatched
 from harness.driving.progress import ScenarioResult, Setup
 from harness.engines.envs import EngineEnv
-from harness.engines.launch import CpuAttention, ProbeLevel
+from harness.engines.launch import CpuAttention
 from harness.engines.process import Launch
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class LiveEngines(EnginePool):
         *,
         engine: str | None = None,
         revert: int | None = None,
-        probe: ProbeLevel | bool = "full",
+        probe: bool = True,
         cpu_attention: CpuAttention = "torch",
     ) -> Launch:
         """How the engine for this scenario is started; engine: a release, the session's own by default."""

@@ -31,7 +31,7 @@ from harness.driving.around import Around, around
 from harness.driving.own_pair import OwnPair, draft_facts
 from harness.driving.place import CPU, Place
 from harness.engines.envs import EngineEnv
-from harness.engines.launch import CpuAttention, ProbeLevel, build_launch
+from harness.engines.launch import CpuAttention, build_launch
 from harness.engines.process import Launch
 
 #: How a note about a draft begins that is accepted in at most this share of at least so many verifies.
@@ -61,7 +61,7 @@ class Setup:
         folders: tuple[Path, Path],
         own: OwnPair | None,
         lease: Request | None,
-        probe: ProbeLevel | bool = "full",
+        probe: bool = True,
         mutants_in_graphs: bool = False,
     ) -> Launch:
         """How the engine for a scenario is started. folders: of target and draft; lease: what that engine waits for."""
@@ -113,7 +113,7 @@ class Plan:
     ahead: int = 0
     box: float | None = None
 
-    def launch(self, scenario: Scenario, *, lease: Request | None, probe: ProbeLevel | bool = "full") -> Launch:
+    def launch(self, scenario: Scenario, *, lease: Request | None, probe: bool = True) -> Launch:
         """See Setup.launch."""
         folders = self.pairs[scenario.checkpoint]
         return self.setup.launch(scenario, env=self.env, folders=folders, own=self.own, lease=lease, probe=probe)
