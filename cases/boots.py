@@ -388,6 +388,8 @@ RECURRENT = _named(
             UNBUFFERED.model_copy(update=OUTGROWN),
         ),
         ("hybrid-dense", "Qwen3.5 style, the prefix cache", "hybrid-dense", SpecConfig(), UNBUFFERED),
+        ("hybrid-mamba", "Nemotron-H style, no prefix cache", "hybrid-mamba", SpecConfig(), UNCACHED),
+        ("hybrid-mamba-cache", "the same with the prefix cache", "hybrid-mamba", SpecConfig(), UNBUFFERED),
     )
 )
 
@@ -538,6 +540,14 @@ DP_BOOTS = _named(
             V2,
         ),
         (
+            "dp-layers",
+            "two ranks, three MTP layers",
+            "mtp-tiny",
+            MTP,
+            TWO_RANKS.model_copy(update={"radix_cache": False}),
+            "0.5.17",
+        ),
+        (
             "dp-coordinated",
             "two ranks, one of which may verify beside the other's prefill",
             "qwen3-tiny",
@@ -624,6 +634,7 @@ TP_BOOTS = _named(
         ("tp-latent", "two TP ranks, latent attention that every rank holds whole", "mla-tiny", SpecConfig(), {}, V2),
         ("tp-layers", "two TP ranks, three MTP layers", "mtp-tiny", MTP, {"radix_cache": False}, "0.5.17"),
         ("tp-four", "four TP ranks, a KV head each", "qwen3-four", HEADS, {"tp_size": 4}, V2),
+        ("tp-below-dp", "two DP ranks of two TP ranks each", "qwen3-four", HEADS, {"tp_size": 4, "dp_size": 2}, V2),
         ("tp-five", "two TP ranks, five steps, a pool that is outgrown", CHECKPOINT, _chain(5), OUTGROWN, V2),
     )
 )

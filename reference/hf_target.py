@@ -340,10 +340,11 @@ def _read_by(kind: Any) -> set[str]:
 
 
 def _asked_for(kind: Any) -> set[str]:
-    """What the module of a class of configs asks its config for, by its source."""
+    """What the module of a class of configs asks its config for, and older names that the class takes, by source."""
     module = _transformers().AutoModelForCausalLM._model_mapping[kind]
     source = inspect.getsource(sys.modules[module.__module__])
-    return {one or other for one, other in re.findall(r'config\.(\w+)|getattr\((?:self\.)?config, "(\w+)"', source)}
+    asked = {one or other for one, other in re.findall(r'config\.(\w+)|getattr\((?:self\.)?config, "(\w+)"', source)}
+    return asked | set(re.findall(r'kwargs\.pop\("(\w+)"', inspect.getsource(kind)))
 
 
 def _module(path: Path, held: torch.dtype) -> Any:

@@ -13,6 +13,7 @@ from cases.fixed import default_scenarios
 from cases.meta import handmade
 from harness.checks import judge
 from harness.checks.given import not_given
+from harness.cli.outcome import TYPED, typed_again
 from harness.cli.programs import check_scenarios
 from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.contract.types import Outcome
@@ -246,3 +247,12 @@ def test_every_argument_that_an_engine_is_started_with_is_known_as_ours(engine, 
     launch = launched(tmp_path, engine, "cuda" if engine.cuda_graph else "cpu")
     for one in (launch, launch.beside or launch):
         assert {*one.boot["arguments"], *one.boot["optional_arguments"]} <= set(server_args.OURS)
+
+
+@pytest.mark.parametrize("only", [["--only", "x,y"], ["--only=x,y"], []])
+def test_a_command_is_offered_as_it_was_typed_with_another_choice(only):
+    TYPED.set(["mutants", *only, "--server-arg", "a=1", "--server-arg", "b=2", "--fresh"])
+    again = typed_again(without=("--fresh",), more=("--only", "y"))
+    assert again == "eaglecheck mutants --server-arg a=1 --server-arg b=2 --only y"
+    TYPED.set([])
+    assert typed_again(more=("--only", "y")) == ""

@@ -178,6 +178,8 @@ _LOCS_NEW = (f"{_KERNELS}.speculative.cache_locs", "flag", "_is_musa=none")
 #: Of models with recurrent states alone.
 _RECURRENT = (
     ("sglang.srt.layers.attention.linear.kernels.gdn_triton", "delta_rule", ""),
+    ("sglang.srt.layers.attention.mamba.mamba", "portable_conv", f"{_KERNELS}.mamba.causal_conv1d_triton"),
+    (f"{_KERNELS}.mamba.triton_ops.ssd_combined", "untuned", f"{_KERNELS}.mamba.triton_ops"),
     (
         f"{_KERNELS}.mamba.mamba_state_scatter_triton",
         "any_device",

@@ -59,6 +59,10 @@ SITES = {
     "answers": "what is sent back of one request: logprobs, states, and the counts verifies, cached and completion",
 }
 
+#: Those that lie in what CUDA graphs of a round replay, and the phases that do.
+REPLAYED = ("inputs", "plan", "choices", "candidates", "vocabulary", "forward")
+ROUNDS = {"DRAFT", "EXTEND", "VERIFY"}
+
 #: What a scenario must have for a mutant to show.
 NEEDS = {
     "chain": "a chain draft (t = 1)",
@@ -87,6 +91,7 @@ NEEDS = {
     "pages": "pages of more than one slot",
     "paged-tree": "a tree draft over pages of more than one slot",
     "dp": "DP attention with an idle rank",
+    "dp-layers": "an MTP draft with three layers under DP attention",
     "dp-lm-head": "the same with logits that each rank computes of its own requests alone",
     "coordinated": "a DP rank that verifies beside another's prefill",
     "adaptive": "a number of draft steps that changes while the engine serves",
@@ -124,6 +129,12 @@ class Mutant:
     needs: str = "chain"
     text: str = "same"
     args: Mapping[str, Any]
+
+    @property
+    def replayed(self) -> bool:
+        """Whether it acts in what CUDA graphs replay, where only those that the graphs hold can."""
+        drafts = self.site in ("choices", "candidates", "vocabulary")
+        return self.site in REPLAYED and set(self.phases) <= ROUNDS and bool(drafts or self.phases)
 
 
 _KNOWN = {one.name for one in fields(Mutant)}

@@ -12,13 +12,13 @@ from typing import Any
 
 from harness.checks.accepts import truncated, walk
 from harness.checks.evidence import Evidence
-from harness.checks.outputs import row_of
+from harness.checks.outputs import at_index
 from harness.checks.registry import CheckResult, register
 from harness.contract.answers import Answer, Piece, answers
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
 from harness.contract.trace import RequestEnd
-from harness.contract.types import Divergence, Key, Kind, Phase
+from harness.contract.types import Divergence, Kind, Phase
 
 #: Lists of meta_info that have an entry an output token.
 GROWING = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
@@ -46,13 +46,7 @@ def at_token(
     """A divergence at the token at `index` of a request's text: keyed by the row behind which it stands."""
     prompt = len(evidence.scenario.request(rid).input_ids)
     phase = Phase.PREFILL if index <= prompt else Phase.ACCEPT
-    row = row_of(evidence, rid, index, phase)
-    if row is not None:
-        return evidence.divergence(row, kind=kind, expected=expected, observed=observed, hint=hint)
-    last = evidence.last.get(rid)
-    dp_rank, attempt, where = (last.record.dp_rank, last.attempt, last.record.index) if last else (0, 0, -1)
-    key = Key(dp_rank=dp_rank, rid=rid, attempt=attempt, committed=index - 1, phase=phase, step=0, slot=0)
-    return Divergence(kind=kind, key=key, round=where, expected=expected, observed=observed, hint=hint)
+    return at_index(evidence, rid, index, phase, kind=kind, expected=expected, observed=observed, hint=hint)
 
 
 @register(

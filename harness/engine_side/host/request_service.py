@@ -145,10 +145,13 @@ _SAMPLES: dict[str, int] = {}
 
 
 def _name_samples() -> None:
-    """Of a request `a@1` SGLang makes some with names by chance: they become `a.0@1`, `a.1@1`, … in their order."""
+    """Of a request `a@1` SGLang makes some with names by chance: they become `a.0@1`, `a.1@1`, … in their order.
+
+    0.5.17 asks for names that begin with the request's.
+    """
     request: Any = importlib.import_module("sglang.srt.managers.io_struct").GenerateReqInput
 
-    def regenerate_rid(self: Any) -> str:
+    def regenerate_rid(self: Any, **_prefix: Any) -> str:
         name, _, tag = self.rid.removesuffix("_0").rpartition("@")
         number = _SAMPLES[self.rid] = _SAMPLES.get(self.rid, -1) + 1
         self.rid = f"{name}.{number}@{tag}"
