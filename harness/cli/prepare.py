@@ -31,6 +31,7 @@ from harness.driving.adapt import (
     adapted,
     called,
     check_possible,
+    pair_too_old,
     undrawn,
     unpredicted,
     untaken,
@@ -92,6 +93,8 @@ def make_plan(
     scenarios = adapted(scenarios, wanted, device=device)
     check_possible(scenarios, version=version, device=device, files=files)
     check_scenarios(scenarios, device=device, own=own, files=files)
+    if own is not None and (why := pair_too_old(own, version=version, device=device)):
+        raise UsageError(why)
     typed, assumed = check_assumed(assumed), check_assumed(sorted({*assumed, *usual}))
     drafts = [(one.spec, one.engine) for one in scenarios]
     for text in known_issues.without_effect(assumed, drafts, release=version, device=device):
