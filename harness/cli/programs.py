@@ -264,8 +264,8 @@ def _of_device(own: OwnPair, device: str) -> Iterator[str]:
             )
         if one.of_text("index_topk"):
             yield (
-                f"{option} {one.folder}: index_topk in config.json asks for a sparse attention indexer, for which SGLang "
-                f"asks a GPU's capability before anything else\n{gpu}"
+                f"{option} {one.folder}: index_topk in config.json asks for a sparse attention indexer, for which "
+                f"SGLang asks a GPU's capability before anything else\n{gpu}"
             )
         if one.linear_attention:
             yield (
