@@ -80,6 +80,7 @@ NEEDS = {
     "stop": "stop ids that occur in the text",
     "window": "layers with sliding windows that have a KV pool of their own, and requests longer than those",
     "recurrent": "layers that keep a recurrent state",
+    "mamba": "the same of Mamba-2",
     "host": "a hierarchical cache, a draft pool of its own, and prefixes that come back from the host",
     "pages": "pages of more than one slot",
     "paged-tree": "a tree draft over pages of more than one slot",
