@@ -394,11 +394,16 @@ RECURRENT = _named(
 )
 
 
-def _hosted(policy: str, *, page: int = 1, unified: bool = False) -> EngineConfig:
-    """A device pool that two requests fill, and twice as much on the host; "direct" copies, as a CPU has them."""
+def _hosted(
+    policy: str, *, page: int = 1, unified: bool = False, slots: int | None = None, **more: Any
+) -> EngineConfig:
+    """A device pool that two requests fill, and twice as much on the host; "direct" copies, as a CPU has them.
+
+    more: further arguments of SGLang's.
+    """
     return EngineConfig(
         page_size=page,
-        max_total_tokens=176 if page == 1 else 208,
+        max_total_tokens=slots or (176 if page == 1 else 208),
         enable_unified_radix_tree=unified,
         server_args={
             "enable_hierarchical_cache": True,
@@ -406,10 +411,17 @@ def _hosted(policy: str, *, page: int = 1, unified: bool = False) -> EngineConfi
             "hicache_write_policy": policy,
             "hicache_io_backend": "direct",
             "hicache_mem_layout": "layer_first" if page == 1 else "page_first_direct",
+            **more,
         },
     )
 
 
+#: Storage in a folder of the engine's own; requests of a few dozen tokens are worth a look there.
+STORED: dict[str, Any] = {
+    "hicache_storage_backend": "file",
+    "hicache_storage_prefetch_policy": "wait_complete",
+    "hicache_storage_backend_extra_config": '{"prefetch_threshold": 16}',
+}
 HOSTED = _named(
     Boot(name=name, why=f"a hierarchical cache: {why}", checkpoint=pair, spec=spec, engine=engine, since="0.5.17")
     for name, why, pair, spec, engine in (
@@ -442,6 +454,49 @@ HOSTED = _named(
             "mla-tiny",
             SpecConfig(),
             _hosted("write_through"),
+        ),
+        (
+            "hicache-tree",
+            "a tree of two candidates, write_through",
+            CHECKPOINT,
+            _tree(2, 2, 6),
+            _hosted("write_through"),
+        ),
+        (
+            "hicache-tree-pages",
+            "an EAGLE-3 tree over pages of four tokens, write_back",
+            "eagle3-tiny",
+            SpecConfig(algorithm="EAGLE3", num_steps=2, eagle_topk=3, num_draft_tokens=8),
+            _hosted("write_back", page=4, slots=240),
+        ),
+        (
+            "hicache-window",
+            "gpt-oss style with EAGLE-3, a pool of its own for windows, write_through",
+            "oss-tiny",
+            HEADS,
+            _hosted("write_through", windows=True),
+        ),
+        # In pages: whoever shares a page here agrees in the tokens behind it that MTP layers read (F-012).
+        (
+            "hicache-window-layers",
+            "MiMo-V2 style, the same with three MTP layers, pages of 16 tokens",
+            "mtp-window",
+            MTP,
+            _hosted("write_through", page=16, windows=True),
+        ),
+        (
+            "hicache-storage",
+            "EAGLE, write_through, storage behind the host",
+            CHECKPOINT,
+            SpecConfig(),
+            _hosted("write_through", **STORED),
+        ),
+        (
+            "hicache-storage-pages",
+            "EAGLE-3, pages of 16 tokens, write_back, storage behind the host",
+            "eagle3-tiny",
+            HEADS,
+            _hosted("write_back", page=16, **STORED),
         ),
     )
 )
@@ -483,6 +538,14 @@ DP_BOOTS = _named(
             HEADS,
             TWO_RANKS.model_copy(update={"enable_dp_lm_head": True}),
             V2,
+        ),
+        (
+            "dp-layers",
+            "two ranks, three MTP layers",
+            "mtp-tiny",
+            MTP,
+            TWO_RANKS.model_copy(update={"radix_cache": False}),
+            "0.5.17",
         ),
         (
             "dp-coordinated",
@@ -571,6 +634,7 @@ TP_BOOTS = _named(
         ("tp-latent", "two TP ranks, latent attention that every rank holds whole", "mla-tiny", SpecConfig(), {}, V2),
         ("tp-layers", "two TP ranks, three MTP layers", "mtp-tiny", MTP, {"radix_cache": False}, "0.5.17"),
         ("tp-four", "four TP ranks, a KV head each", "qwen3-four", HEADS, {"tp_size": 4}, V2),
+        ("tp-below-dp", "two DP ranks of two TP ranks each", "qwen3-four", HEADS, {"tp_size": 4, "dp_size": 2}, V2),
         ("tp-five", "two TP ranks, five steps, a pool that is outgrown", CHECKPOINT, _chain(5), OUTGROWN, V2),
     )
 )

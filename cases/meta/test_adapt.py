@@ -125,8 +125,8 @@ def test_overlap_on_a_gpu_is_what_the_release_does_by_default(launched):
     assert launched("0.5.13", overlap_schedule=False)["arguments"]["disable_overlap_schedule"] is True
 
 
-@pytest.mark.parametrize(("given", "level"), [(True, "full"), (False, "off"), ("tokens", "tokens"), ("full", "full")])
-def test_probe_levels(given, level, launched):
+@pytest.mark.parametrize(("given", "level"), [(True, "full"), (False, "off")])
+def test_an_engine_has_a_probe_or_none(given, level, launched):
     assert launched(device="cpu", probe=given)["probe"] == level
 
 

@@ -472,6 +472,20 @@ def test_a_crash_that_our_replacement_kernel_raised_says_so_and_keeps_its_signat
     assert ("cpu_attention.decode_attention_fwd" in found.observed) is said
 
 
+def test_a_crash_names_the_requests_of_its_batch_and_what_else_than_tokens_they_ask_for(made):
+    scenario, engine = made
+    odd = scenario.requests[0].model_copy(update={"temperature": 1.0, "logit_bias": {"7": 100.0}})
+    scenario = scenario.model_copy(update={"requests": (odd, *scenario.requests[1:])})
+    data = {"site": "srt/sampler.py:sample", "error": "RuntimeError: x", "phase": "PREFILL", "round": 1}
+    others = [f"other-{number}" for number in range(9)]
+    crash = Event(name="crash", scheduler_step=1, data=data | {"rids": [odd.rid, *others]})
+    _, divergences = judge(scenario, replace(engine, events=(*engine.events[:1], crash), ends=()), None)
+    (found,) = [each for each in divergences if each.kind is Kind.CRASH]
+    assert found.signature == "CRASH:ledger:PREFILL:srt/sampler.py:sample"
+    batch = f"{odd.rid} (temperature, logit_bias), {', '.join(others[:7])} and 2 more"
+    assert found.observed == f"RuntimeError: x; the last batch was of {batch}"
+
+
 @pytest.mark.parametrize(("drawn", "equal", "found"), [(True, True, False), (True, False, True), (False, True, True)])
 def test_equal_logits_are_a_tie_only_where_uniforms_decide_the_batch(made, drawn, equal, found):
     scenario, engine = made

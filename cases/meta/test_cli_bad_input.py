@@ -155,6 +155,8 @@ REFUSED = {
     "release-install": (["engines", "install", "0.5.13", "1.0"], "1.0"),
     "scenario-unknown": (["run", "--scenario", "singel"], "'singel'; did you mean 'single'"),
     "scenario-of-a-family": (["run", "--scenario", "layers-single"], "--family mtp --scenario layers-single"),
+    "scenario-in-a-file": (["run", "--scenario", "nowhere.json"], "type:  --scenario-file nowhere.json"),
+    "scenario-that-is-a-file": (["run", "--scenario", "file"], "type:  --scenario-file file"),
     "scenario-twice": (["run", "--scenario", "single", "--scenario", "single"], "'single'"),
     "family-unknown": (["run", "--family", "trees"], "'trees'; did you mean 'tree'"),
     "family-with-file": (["run", "--family", "tree", "--scenario-file", "too-long.json"], "--scenario-file"),

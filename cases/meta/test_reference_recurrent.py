@@ -8,10 +8,10 @@ from transformers import AutoModelForCausalLM
 from cases.boots import RECURRENT
 from cases.checkpoints import make
 from cases.fixed import DRAIN, request, submit
+from cases.meta.speculating import FreeSession
 from harness.both_sides.projections import OF_A_HEAD, OF_A_ROW, weights
 from harness.contract.scenario import Scenario
 from reference.pairs import load_pair
-from reference.session import ReferenceSession
 
 torch.set_num_threads(1)
 #: Of values up to 20: HF computes states in float32 and in chunks.
@@ -39,7 +39,7 @@ def replayed(pair, request_of, boot):
         requests=(request_of,),
         script=(submit("a"), DRAIN),
     )
-    session = ReferenceSession(*load_pair(pair.target, pair.draft), boot.spec)
+    session = FreeSession(*load_pair(pair.target, pair.draft), boot.spec)
     ran = session.speculate(request_of, chunk=8)
     return ran, session.replay(scenario, ran)
 

@@ -111,6 +111,8 @@ HICACHE_ON_A_CPU: tuple[Patch, ...] = (
     ("sglang.srt.mem_cache.pool_host.base", "unreserved_host", "HICACHE_HOST_MEMORY_RESERVE_BYTES"),
     ("sglang.srt.mem_cache.pool_host.mha", "host_copies", ""),
     ("sglang.srt.mem_cache.pool_host.mla", "host_copies", ""),
+    ("sglang.srt.mem_cache.pool_host.mha", "unpinned", ""),
+    ("sglang.srt.mem_cache.pool_host.mla", "unpinned", ""),
 )
 #: What the overlap loop needs on a CPU; from 0.5.17 on SGLang takes it back there for everything that speculates.
 LORA_ON_A_CPU: tuple[Patch, ...] = (

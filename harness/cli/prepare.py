@@ -13,12 +13,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import cast
 
+import psutil
 from packaging.version import Version
 
 from harness.archive.run_folders import default_root
 from harness.both_sides import gpus, leases
 from harness.cli.programs import check_scenarios
-from harness.contract import known_issues, plain_files
+from harness.contract import known_issues
 from harness.contract.outputs import writable
 from harness.contract.providers import AUTO, WITNESS
 from harness.contract.scenario import Scenario
@@ -40,7 +41,7 @@ from harness.driving.footprint import CONTEXT_MIB, WORKSPACE_MIB, Footprint, foo
 from harness.driving.own_pair import OwnPair, described
 from harness.driving.pairs import NoProviderError, checkpoint_pairs, load_now
 from harness.driving.place import CPU, Place
-from harness.driving.runner import Plan
+from harness.driving.progress import Plan, Setup
 from harness.engines import envs
 from harness.engines.launch import CpuAttention, dtype_on
 from harness.engines.served_models import cannot_be_drafted_for
@@ -119,17 +120,21 @@ def make_plan(
             say(f"eos_token_id {', '.join(map(str, ids))}: outside the vocabulary of {own.vocab}, so it ends no text")
     return Plan(
         env=env,
+        setup=Setup(
+            release=env.version,
+            device=device,
+            revert=revert,
+            cpu_attention=cast(CpuAttention, cpu_attention),
+            assumed=assumed,
+            pair=None if own is None else own.named,
+            reference=reference,
+        ),
         scenarios=tuple(scenarios),
         pairs=pairs,
         root=root,
-        device=device,
-        revert=revert,
-        cpu_attention=cast(CpuAttention, cpu_attention),
-        reference=reference,
         own=own,
         place=place,
         lease=lease,
-        assumed=assumed,
         argv=tuple(sys.argv),
         copies=not spawn,
         ahead=BOOTS_AHEAD[device] if boots_ahead is None else boots_ahead,
@@ -216,7 +221,7 @@ def reference_place(
     place = Place(device=("cuda" if asked == "auto" else asked) if on_card else "cpu", held=held, said=said)
     if need.mib >= WORTH_SAYING:
         say(f"the reference on {place.device} takes {need}")
-    if place.device == "cpu" and need.mib > (free := _free_memory()):
+    if place.device == "cpu" and need.mib > (free := psutil.virtual_memory().available >> 20):
         raise UsageError(
             f"the reference needs {need}, and this machine has {free / 1024:.1f} GiB of memory left\n"
             "  shorter prompts and texts take less; or --reference-device cuda, or --reference witness"
@@ -241,16 +246,6 @@ def _fits_beside(need: Footprint, lease: leases.Request | None) -> bool:
     """Whether a card has room for the reference and one engine, by what is there in all."""
     largest = max((card.capacity for card in _cards()), default=0)
     return need.mib + CONTEXT_MIB + (lease.share if lease else 0) <= largest
-
-
-def _free_memory() -> int:
-    """MiB that this machine can give; a lot where it does not say."""
-    try:
-        lines = plain_files.content(Path("/proc/meminfo")).decode().splitlines()
-    except OSError:
-        return 1 << 40
-    said = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), str(1 << 40))
-    return int(said) // 1024
 
 
 def engine_share(own: OwnPair, scenarios: Sequence[Scenario]) -> float:

@@ -24,7 +24,7 @@ from harness.both_sides.logit_processors import PARAMETER
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.admission import LEAST_ROOM, longest, longest_prompt, reserved, reserved_slots, too_long
 from harness.contract.requests import GRAMMARS, RequestSpec
-from harness.contract.scenario import Op, Scenario, SpecConfig, room
+from harness.contract.scenario import Op, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
 from harness.driving.adapt import Wanted, called, refused_setting
@@ -69,6 +69,8 @@ def choose_scenarios(
     known = known if own is None else {name: past_eos(one) for name, one in known.items()}
     for name in names:
         if name not in known:
+            if name.endswith(".json") or Path(name).exists():
+                raise UsageError(f"--scenario {name}: a scenario in a file\n  type:  --scenario-file {name}")
             raise UsageError(f"{unknown('scenario', name, known)}\n  {_elsewhere(name, family)}")
     chosen = [known[name] for name in names] + [catalogue.read_scenario(path) for path in files]
     seen: dict[tuple[str, str], Path | None] = {}
@@ -402,8 +404,8 @@ def _of_length(scenario: Scenario, request: RequestSpec) -> Iterator[str]:
     spec, engine, prompt, new = scenario.spec, scenario.engine, len(request.input_ids), request.max_new_tokens
     asked = f"{prompt} prompt tokens and {new} new ones"
     why, pool = too_long(request, spec, engine), engine.max_total_tokens - reserved_slots(spec)
-    if request.unlimited and new != (left := room(prompt, engine)):
-        yield f"unlimited, and {asked} are not what SGLang comes to\n  allowed: max_new_tokens {left}"
+    if request.min_new_tokens > new:
+        yield f"min_new_tokens {request.min_new_tokens}, and {new} fit\n  allowed: 0 to {new}, or a shorter prompt"
     if request.expect == "refusal":
         if not why and engine.max_queued_requests is None:
             yield (

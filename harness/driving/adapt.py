@@ -18,7 +18,7 @@ from cases.checkpoints import CHAINED, DRAFT_LAYERS
 from harness.contract.allowed import Place
 from harness.contract.known_issues import issues
 from harness.contract.requests import CUTTING
-from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
+from harness.contract.scenario import BFLOAT16, EngineConfig, Scenario, SpecConfig, numbered
 from harness.contract.usage import UsageError, unknown
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import BACKENDS, DTYPES
@@ -61,8 +61,6 @@ LAST_WITHOUT_DRAFT_UPDATES = Version("0.5.17")
 FIRST_ASKING_PLUGINS = Version("0.5.13")
 
 
-#: What SGLang calls that dtype of a cache.
-BFLOAT16 = ("bf16", "bfloat16")
 #: Arguments of SGLang's that change what a row of the target or the draft holds, and that only a witness has too.
 CHANGING = frozenset(
     (
@@ -123,7 +121,7 @@ def _adapted(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
         engine = EngineConfig(**_changed(scenario.engine.model_dump(), changes))
     except ValidationError as error:
         raise UsageError(refused_setting(error)) from error
-    return scenario.model_copy(update={"engine": engine})
+    return scenario.model_copy(update={"engine": engine, "requests": numbered(scenario.requests, engine)})
 
 
 def _changed(before: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -376,11 +374,12 @@ def unwitnessed(scenario: Scenario, *, assumed: Sequence[str] = ()) -> str:
         return "engine.lora_paths: adapters are not driven with a witness\n  allowed: --reference paper"
     for name in ("kv_cache_dtype", "speculative_draft_kv_cache_dtype"):
         asked = scenario.engine.server_args.get(name)
-        if asked not in (None, "auto") and not (asked in BFLOAT16 and scenario.engine.dtype == "bfloat16"):
+        follows = name.startswith("speculative_draft") or scenario.engine.dtype == "bfloat16"
+        if asked not in (None, "auto") and not (asked in BFLOAT16 and follows):
             return (
                 f"engine.server_args has {name} {asked}: what a cache keeps more coarsely than its engine computes is "
                 "rounded one way or the other from batch to batch, and no limit was measured for that\n"
-                f"  allowed: leave it out, or {BFLOAT16[0]} with engine.dtype bfloat16"
+                f"  allowed: leave it out; {BFLOAT16[0]} for a draft, or for all with engine.dtype bfloat16"
             )
     predicted = [one for one in assumed if issues()[one].assume == "predicted"]
     if predicted:

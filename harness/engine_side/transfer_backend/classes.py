@@ -36,7 +36,7 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
     poll = conn.KVPoll
 
     class Manager(conn.BaseKVManager):
-        """What is known of the other side: one prefill engine with one rank."""
+        """What is known of the other side: one prefill engine, whose rank of the same number it meets."""
 
         #: 0.5.23 keeps what an aborted request was to be written to until nobody can write there any more.
         enable_deferred_decode_kv_release = supports_deferred_decode_kv_release = True
@@ -102,7 +102,7 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
 
         def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **kwargs: Any) -> None:
             self.kv_mgr, self.bootstrap_room = mgr, bootstrap_room
-            self.room = Room(folder, bootstrap_room)
+            self.room = Room(folder, bootstrap_room, mgr.kv_args.engine_rank)
             self.pages = self.sent = self.number = 0
             self.row = -1
             self.done = False
@@ -156,7 +156,7 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
 
         def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int | None = None, **kwargs: Any) -> None:
             self.kv_mgr, self.bootstrap_room = mgr, bootstrap_room
-            self.room = Room(folder, bootstrap_room or 0)
+            self.room = Room(folder, bootstrap_room or 0, mgr.kv_args.engine_rank)
             self.require_staging = self.ready = False
             self.bootstrap_infos: list[Any] = []
             self.want: Want | None = None
@@ -222,7 +222,7 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
 
 
 class _AnyAddress:
-    """Whatever address is asked for: one prefill engine without ranks."""
+    """Whatever address is asked for: one prefill engine without DP ranks."""
 
     def get(self, address: str, default: Any = None) -> Any:
         return types.SimpleNamespace(dp_size=1, follow_bootstrap_room=True)
