@@ -300,6 +300,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "pool": (_POOL,),
     "window": (_WINDOWS,),
     "recurrent": (_RECURRENT,),
+    "mamba": (_RECURRENT.model_copy(update={"name": "recurrent-mamba", "checkpoint": "hybrid-mamba"}),),
     "host": tuple(one for one in host_shapes(HOSTED["hicache"]) if one.name == "hicache-again"),
     "storage": tuple(host_shapes(HOSTED["hicache-storage"])[:1]),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
