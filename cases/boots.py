@@ -443,6 +443,11 @@ DP_BOOTS = _boots(
     ),
     ("dp-layers", "two ranks, three MTP layers", "mtp-tiny", MTP, _but(TWO_RANKS, radix_cache=False), "0.5.17"),
     (
+        "dp-layers-head",
+        "the same, each with logits of its own requests alone",
+        *("mtp-tiny", MTP, _but(TWO_RANKS, radix_cache=False, enable_dp_lm_head=True), "0.5.17"),
+    ),
+    (
         "dp-coordinated",
         "two ranks, one of which may verify beside the other's prefill",
         *("qwen3-tiny", HEADS, _but(TWO_RANKS, dp_spec_prefill_coordination=True), "0.5.23"),

@@ -165,6 +165,7 @@ _DP = Family(
         *parts(DP_BOOTS["dp-apart"], prefix="apart-"),
         *rank_shapes(DP_BOOTS["dp-lm-head"], prefix="lm-head-", only=("held-back", "uneven-batches")),
         *rank_shapes(DP_BOOTS["dp-layers"], prefix="layers-", only=("held-back", "uneven-batches")),
+        *rank_shapes(DP_BOOTS["dp-layers-head"], prefix="layers-head-", only=("held-back",)),
     ),
     boots=tuple(DP_BOOTS.values()),
     # How ranks pad is the release's choice, and older ones have no coordination.

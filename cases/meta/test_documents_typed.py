@@ -88,6 +88,7 @@ def test_a_scenario_file_is_read_without_guessing(name, tmp_path):
         (b"[1] 2", "Extra data"),
         (b"\xff\xfe", "position 0"),
         (b"[" * 100000, "nested too deep"),
+        (b'["\\ud800"]', r"half of a character, \\ud800"),
         (b'{"a": ' + b"9" * 5000 + b"}", "digits"),
     ],
 )

@@ -31,7 +31,7 @@ from harness.driving.own_pair import OwnPair, described
 from harness.driving.pairs import NoProviderError, checkpoint_pairs, load_now
 from harness.driving.place import CPU, Place
 from harness.driving.progress import Plan, Setup
-from harness.driving.refusals import called, check_possible, undrawn, unpredicted, untaken, unwitnessed
+from harness.driving.refusals import called, check_possible, pair_too_old, undrawn, unpredicted, untaken, unwitnessed
 from harness.engines import envs
 from harness.engines.launch import BACKENDS, CpuAttention, dtype_on
 from harness.engines.served_models import cannot_be_drafted_for
@@ -85,6 +85,8 @@ def make_plan(
     check_possible(scenarios, version=version, device=device, files=files)
     check_drafted_for(own, env or envs.state(version))
     check_scenarios(scenarios, device=device, own=own, files=files)
+    if own is not None and (why := pair_too_old(own, version=version, device=device)):
+        raise UsageError(why)
     typed, assumed = check_assumed(assumed), check_assumed(sorted({*assumed, *usual}))
     drafts = [(one.spec, one.engine) for one in scenarios]
     for text in known_issues.without_effect(assumed, drafts, release=version, device=device):

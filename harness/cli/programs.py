@@ -255,7 +255,7 @@ def _of_mistral(folder: Path) -> bool:
 
 
 def _of_device(own: OwnPair, device: str) -> Iterator[str]:
-    """What SGLang has no float32 for, in which engines on a CPU compute here."""
+    """What SGLang needs a GPU for, or has no float32 for, in which engines on a CPU compute here."""
     gpu = "  run it on a GPU:  --device cuda --dtype bfloat16"
     for option, one in (("--target", own.target), ("--draft", own.draft)) if device == "cpu" else ():
         quantised = one.of_text("quantization_config")
@@ -264,6 +264,11 @@ def _of_device(own: OwnPair, device: str) -> Iterator[str]:
             yield (
                 f"{option} {one.folder}: quantization_config is {method!r} in config.json, and SGLang has no float32 "
                 f"for quantised weights\n{gpu}"
+            )
+        if one.of_text("index_topk"):
+            yield (
+                f"{option} {one.folder}: index_topk in config.json asks for a sparse attention indexer, for which "
+                f"SGLang asks a GPU's capability before anything else\n{gpu}"
             )
         if one.linear_attention:
             yield (

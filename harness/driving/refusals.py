@@ -16,6 +16,7 @@ from harness.contract.known_issues import issues
 from harness.contract.requests import CUTTING
 from harness.contract.scenario import BFLOAT16, EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import UsageError
+from harness.driving.own_pair import OwnPair
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import BACKENDS, DTYPES
 from harness.engines.server_args import not_there
@@ -39,6 +40,8 @@ FIRST_WITH_PAIR = {
     ("hybrid-tiny", "cuda"): Version("0.5.17"),
     **{(name, device): Version("0.5.23") for name in ("hybrid-dense", "hybrid-mamba") for device in BACKENDS},
 }
+#: Types of models -> our pair of that kind.
+OURS_OF_TYPE = {"qwen3_next": "hybrid-tiny", "qwen3_5_text": "hybrid-dense"}
 #: The first release that is known to let DP ranks verify beside a prefill; 0.5.18 to 0.5.22 were not tried.
 FIRST_COORDINATED = Version("0.5.23")
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
@@ -175,6 +178,18 @@ def too_old(scenario: Scenario, *, version: str, device: str) -> str:
     return (
         f"checkpoint is {scenario.checkpoint!r}, which is not driven on SGLang {version} on {device}\n"
         f"  allowed: another checkpoint, or a release from {first} on"
+    )
+
+
+def pair_too_old(own: OwnPair, *, version: str, device: str) -> str:
+    """The same for a pair of the user's, of a kind that there is one of ours of."""
+    kind = str(own.target.of_text("model_type"))
+    first = FIRST_WITH_PAIR.get((OURS_OF_TYPE.get(kind, ""), device))
+    if first is None or Version(version) >= first:
+        return ""
+    return (
+        f"--target {own.target.folder}: model_type is {kind!r} in config.json, which is not driven on SGLang {version} "
+        f"on {device}\n  allowed: a release from {first} on"
     )
 
 
