@@ -6,7 +6,7 @@ not draw anything and must not import Hypothesis or torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -70,18 +70,17 @@ class Boot:
         ).boot_key()
 
 
-def _named(boots: Iterable[Boot]) -> dict[str, Boot]:
-    return {boot.name: boot for boot in boots}
+#: What a row of a table says of a boot.
+OF_A_ROW = ("name", "why", "checkpoint", "spec", "engine")
 
 
-def _boots(*rows: tuple[Any, ...], why: str = "", since: str = "0") -> dict[str, Boot]:
-    """A boot a row: name, what it is for, pair, spec, engine, and the oldest release where it is not the table's.
-
-    why: what all of them begin with, in words.
-    """
-    fields = ("name", "why", "checkpoint", "spec", "engine", "since")
+def _boots(
+    *rows: tuple[Any, ...], fields: Sequence[str] = (*OF_A_ROW, "since"), why: str = "", since: str = "0"
+) -> dict[str, Boot]:
+    """A boot a row, of which the last entries may be missing. why: how all of them begin, in words; since: unless a
+    row has its own."""
     found = [{"since": since, **dict(zip(fields, row, strict=False))} for row in rows]
-    return _named(Boot(**{**one, "why": why + one["why"]}) for one in found)
+    return {one["name"]: Boot(**{**one, "why": why + one["why"]}) for one in found}
 
 
 def _but(engine: EngineConfig, **changes: Any) -> EngineConfig:
@@ -249,9 +248,9 @@ LATENT = _boots(
 )
 
 #: Trained weights, of which one tree is enough: from three steps on every release deviates.
-TRAINED = _named(
-    replace(one, text=True)
-    for one in _boots(
+TRAINED = {
+    name: replace(one, text=True)
+    for name, one in _boots(
         ("trained", "an EAGLE-3 chain of three steps", "trained-eagle3", HEADS, PLAIN),
         ("trained-long", "an EAGLE-3 chain of five steps", "trained-eagle3", HEADS_OF_FIVE, PLAIN),
         ("trained-tree", "four candidates a step, two steps", "trained-eagle3", _tree(2, 4, 8, "EAGLE3"), PLAIN, V2),
@@ -263,8 +262,8 @@ TRAINED = _named(
         ),
         why="trained weights, ",
         since="0.5.12",
-    ).values()
-)
+    ).items()
+}
 
 #: Layers with sliding windows have a KV pool of their own.
 WINDOWS = EngineConfig(disable_hybrid_swa_memory=False)
@@ -336,83 +335,50 @@ STORED: dict[str, Any] = {
     "hicache_storage_prefetch_policy": "wait_complete",
     "hicache_storage_backend_extra_config": '{"prefetch_threshold": 16}',
 }
-HOSTED = _named(
-    Boot(name=name, why=f"a hierarchical cache: {why}", checkpoint=pair, spec=spec, engine=engine, since="0.5.17")
-    for name, why, pair, spec, engine in (
-        ("hicache", "EAGLE, write_through", CHECKPOINT, SpecConfig(), _hosted("write_through")),
-        (
-            "hicache-pages",
-            "EAGLE-3, pages of 16 tokens, write_back",
-            "eagle3-tiny",
-            HEADS,
-            _hosted("write_back", page=16),
-        ),
-        (
-            "hicache-selective",
-            "EAGLE-3, write_through_selective",
-            "eagle3-tiny",
-            HEADS,
-            _hosted("write_through_selective"),
-        ),
-        (
-            "hicache-unified",
-            "EAGLE, pages of 16 tokens, the unified tree",
-            CHECKPOINT,
-            SpecConfig(),
-            _hosted("write_through", page=16, unified=True),
-        ),
-        ("hicache-layers", "three MTP layers, write_back", "mtp-tiny", MTP, _hosted("write_back", unified=True)),
-        (
-            "hicache-latent",
-            "latent attention with a NextN layer, write_through",
-            "mla-tiny",
-            SpecConfig(),
-            _hosted("write_through"),
-        ),
-        (
-            "hicache-tree",
-            "a tree of two candidates, write_through",
-            CHECKPOINT,
-            _tree(2, 2, 6),
-            _hosted("write_through"),
-        ),
-        (
-            "hicache-tree-pages",
-            "an EAGLE-3 tree over pages of four tokens, write_back",
-            "eagle3-tiny",
-            SpecConfig(algorithm="EAGLE3", num_steps=2, eagle_topk=3, num_draft_tokens=8),
-            _hosted("write_back", page=4, slots=240),
-        ),
-        (
-            "hicache-window",
-            "gpt-oss style with EAGLE-3, a pool of its own for windows, write_through",
-            "oss-tiny",
-            HEADS,
-            _hosted("write_through", windows=True),
-        ),
-        # In pages: whoever shares a page here agrees in the tokens behind it that MTP layers read (F-012).
-        (
-            "hicache-window-layers",
-            "MiMo-V2 style, the same with three MTP layers, pages of 16 tokens",
-            "mtp-window",
-            MTP,
-            _hosted("write_through", page=16, windows=True),
-        ),
-        (
-            "hicache-storage",
-            "EAGLE, write_through, storage behind the host",
-            CHECKPOINT,
-            SpecConfig(),
-            _hosted("write_through", **STORED),
-        ),
-        (
-            "hicache-storage-pages",
-            "EAGLE-3, pages of 16 tokens, write_back, storage behind the host",
-            "eagle3-tiny",
-            HEADS,
-            _hosted("write_back", page=16, **STORED),
-        ),
-    )
+HOSTED = _boots(
+    ("hicache", "EAGLE, write_through", CHECKPOINT, CHAIN, _hosted("write_through")),
+    ("hicache-pages", "EAGLE-3, pages of 16 tokens, write_back", "eagle3-tiny", HEADS, _hosted("write_back", page=16)),
+    ("hicache-selective", "EAGLE-3, write_through_selective", "eagle3-tiny", HEADS, _hosted("write_through_selective")),
+    (
+        "hicache-unified",
+        "EAGLE, pages of 16 tokens, the unified tree",
+        *(CHECKPOINT, CHAIN, _hosted("write_through", page=16, unified=True)),
+    ),
+    ("hicache-layers", "three MTP layers, write_back", "mtp-tiny", MTP, _hosted("write_back", unified=True)),
+    (
+        "hicache-latent",
+        "latent attention with a NextN layer, write_through",
+        *("mla-tiny", CHAIN, _hosted("write_through")),
+    ),
+    ("hicache-tree", "a tree of two candidates, write_through", CHECKPOINT, TWO_BY_TWO, _hosted("write_through")),
+    (
+        "hicache-tree-pages",
+        "an EAGLE-3 tree over pages of four tokens, write_back",
+        *("eagle3-tiny", _tree(2, 3, 8, "EAGLE3"), _hosted("write_back", page=4, slots=240)),
+    ),
+    (
+        "hicache-window",
+        "gpt-oss style with EAGLE-3, a pool of its own for windows, write_through",
+        *("oss-tiny", HEADS, _hosted("write_through", windows=True)),
+    ),
+    # In pages: whoever shares a page here agrees in the tokens behind it that MTP layers read (F-012).
+    (
+        "hicache-window-layers",
+        "MiMo-V2 style, the same with three MTP layers, pages of 16 tokens",
+        *("mtp-window", MTP, _hosted("write_through", page=16, windows=True)),
+    ),
+    (
+        "hicache-storage",
+        "EAGLE, write_through, storage behind the host",
+        *(CHECKPOINT, CHAIN, _hosted("write_through", **STORED)),
+    ),
+    (
+        "hicache-storage-pages",
+        "EAGLE-3, pages of 16 tokens, write_back, storage behind the host",
+        *("eagle3-tiny", HEADS, _hosted("write_back", page=16, **STORED)),
+    ),
+    why="a hierarchical cache: ",
+    since="0.5.17",
 )
 
 SPELLED = EngineConfig(skip_tokenizer_init=False, grammar_backend="xgrammar")
@@ -547,25 +513,16 @@ FIRST_SESSIONS = "0.5.23"
 DISK: Take = ("disk", "target")
 WHOLE: Take = ("disk", "all")
 TENSORS: tuple[Take, ...] = (("tensor", "target"), ("tensor", "draft"))
-WEIGHT_BOOTS = _named(
-    Boot(
-        name=name,
-        why=f"new weights while it serves: {why}",
-        checkpoint=checkpoint,
-        spec=spec,
-        engine=engine,
-        since=FIRST_SESSIONS,
-        successor=successor,
-        takes=takes,
-    )
-    for name, why, checkpoint, spec, engine, successor, takes in (
-        ("weights", "an EAGLE-1 chain", CHECKPOINT, SpecConfig(), PLAIN, "eagle-next", (DISK, *TENSORS)),
-        ("weights-eagle3", "an EAGLE-3 chain over pages", "eagle3-tiny", HEADS, _paged(4), "eagle3-next", TENSORS),
-        ("weights-layers", "three MTP layers", "mtp-tiny", MTP, UNCACHED, "mtp-next", (WHOLE, ("tensor", "all"))),
-        ("weights-latent", "a NextN layer", "mla-tiny", SpecConfig(), PLAIN, "mla-next", (WHOLE, *TENSORS)),
-        ("weights-tp", "two TP ranks", CHECKPOINT, SpecConfig(), TP, "eagle-next", (DISK, *TENSORS)),
-        ("weights-five", "five steps, on a pool that is outgrown", CHECKPOINT, _chain(5), TIGHT, "eagle-next", (DISK,)),
-    )
+WEIGHT_BOOTS = _boots(
+    ("weights", "an EAGLE-1 chain", CHECKPOINT, CHAIN, PLAIN, "eagle-next", (DISK, *TENSORS)),
+    ("weights-eagle3", "an EAGLE-3 chain over pages", "eagle3-tiny", HEADS, _paged(4), "eagle3-next", TENSORS),
+    ("weights-layers", "three MTP layers", "mtp-tiny", MTP, UNCACHED, "mtp-next", (WHOLE, ("tensor", "all"))),
+    ("weights-latent", "a NextN layer", "mla-tiny", CHAIN, PLAIN, "mla-next", (WHOLE, *TENSORS)),
+    ("weights-tp", "two TP ranks", CHECKPOINT, CHAIN, TP, "eagle-next", (DISK, *TENSORS)),
+    ("weights-five", "five steps, on a pool that is outgrown", CHECKPOINT, _chain(5), TIGHT, "eagle-next", (DISK,)),
+    fields=(*OF_A_ROW, "successor", "takes"),
+    why="new weights while it serves: ",
+    since=FIRST_SESSIONS,
 )
 
 #: Prefill and decode as two engines, with a pool that a few requests fill.
