@@ -6,13 +6,14 @@ not draw anything and must not import Hypothesis or torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from packaging.version import Version
 
-from cases.fixed import CHAIN, CHECKPOINT, PLAIN, VOCAB
+from cases.fixed import CHAIN, CHECKPOINT, PLAIN, VOCAB, boot_program
 from harness.contract.known_issues import assumable
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Algorithm, EngineConfig, Op, Scenario, SpecConfig
@@ -57,6 +58,10 @@ class Boot:
     def given(self) -> dict[str, Any]:
         """What a scenario on it takes from it."""
         return {"checkpoint": self.checkpoint, "spec": self.spec, "engine": self.engine}
+
+    def program(self, prefix: str) -> Callable[..., Scenario]:
+        """Makes scenarios on it, as `cases.fixed.boot_program`."""
+        return partial(boot_program, prefix=prefix, checkpoint=self.checkpoint, spec=self.spec, engine=self.engine)
 
     def works_on(self, release: str) -> bool:
         return Version(release) >= Version(self.since)

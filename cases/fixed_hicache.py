@@ -6,10 +6,8 @@ bugs exist.
 
 from __future__ import annotations
 
-from functools import partial
-
 from cases.boots import Boot
-from cases.fixed import DRAIN, boot_program, request, steps, submit, tokens
+from cases.fixed import DRAIN, request, steps, submit, tokens
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Op, Scenario
 
@@ -37,7 +35,7 @@ def host_shapes(boot: Boot) -> list[Scenario]:
     """
     if boot.engine.server_args.get("hicache_storage_backend"):
         return _storage_shapes(boot)
-    program = partial(boot_program, prefix=f"{boot.name}-", **boot.given)
+    program = boot.program(f"{boot.name}-")
     before = [
         _behind("a", 502, more=5, new=6),
         _behind("b", 503, more=7, new=8),
@@ -105,7 +103,7 @@ def host_shapes(boot: Boot) -> list[Scenario]:
 
 def _storage_shapes(boot: Boot) -> list[Scenario]:
     """Two fill the host as well, so that the common prompt is left in storage alone; it comes back, also in chunks."""
-    program = partial(boot_program, prefix=f"{boot.name}-", **boot.given)
+    program = boot.program(f"{boot.name}-")
     before = [
         _behind("a", 502, more=5, new=6),
         _behind("b", 503, more=7, new=8),

@@ -6,7 +6,6 @@ Pure data; it must not know which bugs exist, and must not import torch or sglan
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from cases.boots import Boot
@@ -17,7 +16,7 @@ from harness.contract.scenario import Op, Scenario
 def rank_shapes(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> list[Scenario]:
     """Each coverage point of ranks once; `only` some of them by name. Requests of even names are on rank 0."""
 
-    program = partial(boot_program, prefix=prefix, **boot.given)
+    program = boot.program(prefix)
     every = [
         program(
             "other-rank-idle",
