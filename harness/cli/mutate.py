@@ -13,10 +13,10 @@ import typer
 from rich.console import Console
 
 from cases.families import FAMILIES
-from harness.archive.disk import write_whole
 from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept, typed_again
 from harness.cli.settings import OF_KERNELS, takes_settings
+from harness.contract import plain_files
 from harness.contract.outputs import check_target, writable, write_json
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
@@ -113,7 +113,7 @@ def command(
     if follow_only:
         return Exit.PASS if all(not one.why for one in followed.sounds) else Exit.UNKNOWN
     plan = _plan(setup, followed, names, count=count, captured=inside_graphs, survivors_of=survivors_of)
-    write_whole(folder / fates.PLAN, plan.model_dump_json(indent=1).encode())
+    plain_files.replace(folder / fates.PLAN, plan.model_dump_json(indent=1).encode(), sync=True)
     explained = fates.explanations()
     part_of = fates.shares(plan.mutants, part)
     if asked_only is not None:
