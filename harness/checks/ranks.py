@@ -306,9 +306,9 @@ def check_announced_counts(evidence: Evidence) -> CheckResult:
     for name in ("busy_state", "idle_state"):
         for (at, phase, step), events in _by_moment(evidence, name).items():
             for event in events if not step else ():  # later draft steps go on with what SGLang padded for the first
-                rank = at, phase, event.dp_rank
-                moments.setdefault((at, stages.get(phase, phase), layers[rank]), []).append(event)
-                layers[rank] += 1
+                forward = at, phase, event.dp_rank
+                moments.setdefault((at, stages.get(phase, phase), layers[forward]), []).append(event)
+                layers[forward] += 1
     for _, events in sorted(moments.items()):
         rows: dict[int, Any] = {event.dp_rank: event.data.get("rows") for event in events}
         for event in events[1:]:
