@@ -23,8 +23,9 @@ from reference.model import Attends, PaperTarget, RowWise, linear, rms_norm
 from reference.rotation import Rotation
 
 ARCHITECTURE = "NemotronHForCausalLM"
-#: What a letter of the pattern stands for.
+#: What a letter of the pattern stands for, and what newer configs call it in a list of their own.
 MAMBA, ATTENTION, MLP = "M*-"
+_KINDS = {"mamba": MAMBA, "linear_attention": MAMBA, "attention": ATTENTION, "full_attention": ATTENTION, "mlp": MLP}
 #: Keys of what is not built, and the value that switches each off, or that the arithmetic has.
 _ONLY = {
     **dict.fromkeys(("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"), False),
@@ -33,14 +34,19 @@ _ONLY = {
     "use_conv_bias": True,
     "tie_word_embeddings": False,
     "num_nextn_predict_layers": 0,
-    "time_step_limit": [0.0, float("inf")],
 }
-#: How weights are drawn before training, what is rounded to what, and how a kernel cuts a text: nothing of a result.
+#: How weights are drawn before training, what is rounded to what, how a kernel cuts a text, and what experts are like,
+#: of which no layer has any: nothing of a result.
 _NOTHING = (
     *("time_step_min", "time_step_max", "time_step_floor", "time_step_rank", "rescale_prenorm_residual", "expand"),
     *("residual_in_fp32", "num_logits_to_keep", "chunk_size", "mamba_ssm_cache_dtype", "use_mamba_kernels"),
-    *("sliding_window", "num_hidden_layers", "mamba_n_groups"),
+    *("sliding_window", "num_hidden_layers", "mtp_layers_block_type", "mtp_hybrid_override_pattern"),
+    *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "routed_scaling_factor", "norm_topk_prob"),
+    *("moe_intermediate_size", "moe_shared_expert_intermediate_size", "moe_latent_size", "moe_shared_expert_overlap"),
+    *("n_group", "topk_group"),
 )
+#: Steps are not cut, as json has it and as transformers 5 writes it.
+_UNCUT = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
 #: What weights are called that other targets call otherwise.
 _CALLED = {"model.embed_tokens.weight": "backbone.embeddings.weight", "model.norm.weight": "backbone.norm_f.weight"}
 
@@ -107,10 +113,10 @@ def _read(keys: Keys) -> tuple[Config, str, MambaSizes]:
         keys.refuse(key, but=only)
     for key in _NOTHING:
         keys.get(key)
-    pattern, groups = keys["hybrid_override_pattern"], keys["n_groups"]
+    if keys.get("time_step_limit", _UNCUT[0]) not in _UNCUT:
+        raise CheckpointError(f"time_step_limit is {keys['time_step_limit']!r}; this reference builds only {_UNCUT[0]}")
+    pattern, groups = _pattern(keys), keys["n_groups"]
     keys.refuse("mamba_n_groups", but=groups, why="expected n_groups, which SGLang calls so")
-    if set(pattern) - {MAMBA, ATTENTION, MLP}:
-        raise CheckpointError(f"hybrid_override_pattern is {pattern!r}; this reference builds M, * and - alone")
     config = Config(
         architecture=ARCHITECTURE,
         vocab=keys["vocab_size"],
@@ -134,6 +140,17 @@ def _read(keys: Keys) -> tuple[Config, str, MambaSizes]:
         eps=config.eps,
     )
     return config, pattern, sizes
+
+
+def _pattern(keys: Keys) -> str:
+    """A letter a layer; CheckpointError for one that is not built here."""
+    listed = keys.get("layers_block_type")
+    pattern = keys["hybrid_override_pattern"] if listed is None else "".join(_KINDS.get(one, "?") for one in listed)
+    if set(pattern) - {MAMBA, ATTENTION, MLP}:
+        raise CheckpointError(
+            f"the layers are {listed or pattern!r}; this reference builds Mamba-2, attention and MLPs"
+        )
+    return pattern
 
 
 def _layer(weights: Weights, prefix: str, kind: str, config: Config, sizes: MambaSizes) -> MixerLayer:

@@ -86,6 +86,7 @@ NEEDS = {
     "stop": "stop ids that occur in the text",
     "window": "layers with sliding windows that have a KV pool of their own, and requests longer than those",
     "recurrent": "layers that keep a recurrent state",
+    "mamba": "the same of Mamba-2",
     "host": "a hierarchical cache, a draft pool of its own, and prefixes that come back from the host",
     "storage": "a host cache with storage behind it, and prefixes that come back from there",
     "pages": "pages of more than one slot",

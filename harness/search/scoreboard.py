@@ -46,6 +46,7 @@ SINCE: dict[str, tuple[tuple[str, str], ...]] = {
         ),
     ),
     "answers": (("0.5.13", "before 0.5.13 answers leave the scheduler elsewhere"),),
+    "mamba": (("0.5.23", "before 0.5.23 no target with Mamba-2 layers was tried"),),
     "states": (("0.5.17", "before 0.5.17 a verify returns one state a request (F-042), so nothing is sound there"),),
     "tree": (
         ("0.5.13", "before 0.5.13 a tree needs the v1 worker, whose draft extend is wrong without a mutant (F-001)"),
