@@ -73,7 +73,7 @@ def cell(folder: Path, engines: EnginePool, *, release: str) -> dict[str, Any]:
         )
     except UsageError as error:
         return {**found, "refused": str(error)}
-    if plan.reference == WITNESS:
+    if plan.setup.reference == WITNESS:
         result = run(replace(plan, scenarios=tuple(greedy(plan.scenarios))))
     else:
         result = _driven(plan, engines)
@@ -95,7 +95,7 @@ def _assuming(plan: Plan, result: RunResult) -> dict[str, Any]:
 
 def _driven(plan: Plan, engines: EnginePool) -> RunResult:
     """As a run does it, on engines that are forked from one that has imported SGLang, and without a run folder."""
-    oracle = load_oracle(*next(iter(plan.pairs.values())), plan.assumed)
+    oracle = load_oracle(*next(iter(plan.pairs.values())), plan.setup.assumed)
     results = []
     for scenario in plan.scenarios:
         try:

@@ -9,22 +9,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from cases.boots import HEADS, TWO_RANKS, Boot
+from cases.boots import Boot
 from cases.fixed import DRAIN, abort, boot_program, chosen, request, shapes, steps, submit
-from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.scenario import Op, Scenario
 
 
-def rank_shapes(
-    *,
-    checkpoint: str,
-    spec: SpecConfig = HEADS,
-    engine: EngineConfig = TWO_RANKS,
-    prefix: str = "",
-    only: Sequence[str] = (),
-) -> list[Scenario]:
+def rank_shapes(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> list[Scenario]:
     """Each coverage point of ranks once; `only` some of them by name. Requests of even names are on rank 0."""
 
-    program = partial(boot_program, prefix=prefix, checkpoint=checkpoint, spec=spec, engine=engine)
+    program = partial(boot_program, prefix=prefix, checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine)
     every = [
         program(
             "other-rank-idle",

@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import partial
 
 from cases.boots import Boot
-from cases.fixed import DRAIN, boot_program, shapes, steps, submit, tokens
+from cases.fixed import DRAIN, abort, boot_program, request, shapes, steps, submit, tokens
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Scenario
+from harness.contract.scenario import Op, Scenario
 
 #: Of the common shapes; the boots beside the plainest have some of them.
 SHAPES = (
@@ -20,7 +20,11 @@ SHAPES = (
 )
 FEW = SHAPES[:3]
 #: What shapes with long prompts in chunks have seen, and with drafts that are refused.
-SEEN = {"chunked-long-prompt": "state_behind_chunk", "four-together": "state_behind_refused"}
+SEEN = {
+    "chunked-long-prompt": "state_behind_chunk",
+    "chunk-borders": "state_behind_chunk",
+    "four-together": "state_behind_refused",
+}
 
 
 def recurrent_shapes(boot: Boot, *, only: tuple[str, ...] = FEW) -> list[Scenario]:
@@ -31,7 +35,25 @@ def recurrent_shapes(boot: Boot, *, only: tuple[str, ...] = FEW) -> list[Scenari
         one.model_copy(update={"wants": (*one.wants, SEEN[name])}) if name in SEEN else one
         for name, one in zip(only, found, strict=True)
     ]
-    return [*every, _goes_on(boot, prefix)] if boot.engine.radix_cache else every
+    every.append(_slot_given_on(boot, prefix))
+    return [*every, _goes_on(boot, prefix), _taken_back(boot, prefix)] if boot.engine.radix_cache else every
+
+
+def _slot_given_on(boot: Boot, prefix: str) -> Scenario:
+    """One of two is aborted between verifies; the other goes on, and the next to come gets the slot of its states."""
+    program = partial(boot_program, prefix=prefix, checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine)
+    requests = [request("a", 14, seed=441, new=16), request("b", 11, seed=442), request("c", 9, seed=443, new=9)]
+    script = [submit("a", "b"), steps(5), abort("b"), steps(1), submit("c"), DRAIN]
+    return program("slot-given-on", requests, script, wants=["abort_in_decode", "state_behind_abort"])
+
+
+def _taken_back(boot: Boot, prefix: str) -> Scenario:
+    """Taken back once before it decodes, where the cache has all of its prompt's states, and once in a verify."""
+    program = partial(boot_program, prefix=prefix, checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine)
+    requests = [request("a", 20, seed=451, new=12), request("b", 27, seed=452, new=9)]
+    script = [submit("a", "b"), steps(3), Op(kind="retract"), steps(5), Op(kind="retract"), DRAIN]
+    wants = ["retract_resume", "state_from_cache", "state_after_retraction"]
+    return program("taken-back", requests, script, wants=wants, chunk=16)
 
 
 def _goes_on(boot: Boot, prefix: str) -> Scenario:

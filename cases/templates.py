@@ -413,7 +413,7 @@ def unlimited_ended(kit: Kit) -> Opening:
     """A fourth of all tokens stops it; a tree's writes past its row where none comes (F-025)."""
     prompt = kit.prompt(kit.length())
     stops = tuple(range(kit.integer(0, 3), kit.boot.vocab, 4))
-    long = kit.request(prompt, new=room(len(prompt), kit.boot.engine))
+    long = kit.request(prompt, new=room(len(prompt), kit.boot.engine))  # for how long it may live
     kit.timeline.arrive(0, long.model_copy(update={"unlimited": True, "stop_token_ids": stops}))
     return Opening(calm=kit.chunks(len(prompt)) + 1, protected=("r0",))
 

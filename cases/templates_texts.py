@@ -151,6 +151,15 @@ def grammar_after_thoughts(kit: Kit) -> Opening:
 
 
 @template(fits=_spelled, certain=False, texts=True)
+def ended_by_stop_regex(kit: Kit) -> Opening:
+    """Patterns that much of the vocabulary matches, alone in their requests."""
+    for pattern in kit.random.sample(("[0-9]{3}", "[aeo]{3}", "t[a-z]t", "[a-z]{6}", "[0-9][a-z][0-9]"), 2):
+        asked = {"stop_regex": (pattern,), "no_stop_trim": kit.chance()}
+        kit.timeline.arrive(0, kit.request(kit.prompt(kit.length(1, 40)), new=kit.long_run()).model_copy(update=asked))
+    return Opening(calm=4, protected=("r0", "r1"))
+
+
+@template(fits=_spelled, certain=False, texts=True)
 def stop_string_inside_run(kit: Kit) -> Opening:
     for _ in range(2):
         kit.timeline.arrive(0, stopped(kit.request(kit.prompt(kit.length(1, 40)), new=kit.long_run()), kit.random))

@@ -358,11 +358,12 @@ def _read_by(kind: Any) -> set[str]:
 
 
 def _asked_for(kind: Any) -> set[str]:
-    """What the module of a class of configs asks its config for, by its source."""
+    """What the module of a class of configs asks its config for, and older names that the class takes, by source."""
     mappings = [_auto(kind)._model_mapping, _transformers().AutoModel._model_mapping]
     module = next(one for one in mappings if kind in one)[kind]
     source = inspect.getsource(sys.modules[module.__module__])
-    return {one or other for one, other in re.findall(r'config\.(\w+)|getattr\((?:self\.)?config, "(\w+)"', source)}
+    asked = {one or other for one, other in re.findall(r'config\.(\w+)|getattr\((?:self\.)?config, "(\w+)"', source)}
+    return asked | set(re.findall(r'kwargs\.pop\("(\w+)"', inspect.getsource(kind)))
 
 
 def _auto(kind: Any) -> Any:

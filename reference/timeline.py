@@ -37,7 +37,9 @@ def timelines(request: RequestSpec, view: EngineView) -> Iterator[RequestTimelin
     """One an attempt; after a restart the prompt is everything known so far."""
     tokens, in_flight, attempts = list(request.input_ids), 0, view.attempts(request.rid)
     for number, parts in enumerate(attempts):
-        if in_flight and _reached(parts) == len(tokens) - in_flight:
+        # one that is retracted again inside its prompt does not say how long that is: the next one does
+        reached = next((one for one in map(_reached, attempts[number:]) if one >= 0), -1)
+        if in_flight and reached == len(tokens) - in_flight:
             del tokens[-in_flight:]
         timeline = _follow(tokens, parts, view, restarted=number < len(attempts) - 1)
         tokens, in_flight = list(timeline.tokens), _last_committed(timeline)

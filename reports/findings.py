@@ -5,7 +5,7 @@ It must not judge, and must not import torch or sglang.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
@@ -59,7 +59,7 @@ def render_findings(
             if also := [other.scenario.name for other in results if other is not one and same in _identities(other)]:
                 say(console, f"  also in {counted(len(also), 'other scenario')}: {', '.join(also)}")
         if left > 0:
-            render_next(console, one, look=look)
+            render_next(console, one, look=look, printed=printed)
         left -= len(fresh)
     if left < 0:
         more = counted(-left, "more finding")
@@ -81,16 +81,17 @@ def render_first(console: Console, one: ScenarioResult, *, where: str, printed: 
 
     printed: see `render_known`.
     """
-    roots = roots_of(one)
+    roots, printed = roots_of(one), set() if printed is None else printed
     if first := first_of(one):
         say(console)
         say(console, where, style="bold")
         render_finding(console, one, first)
-        render_known(console, one, first.signature, printed=set() if printed is None else printed)
+        render_known(console, one, first.signature, printed=printed)
         if len(roots) > 1:
             others = ", ".join(found.signature for found in roots if found is not first)
             say(console, f"  {counted(len(roots) - 1, 'other finding')}: {others}")
-        render_next(console, one)
+        render_next(console, one, printed=printed)
+        render_assume(console, [one])
 
 
 def known_lines(one: ScenarioResult, text: str) -> list[str]:
@@ -136,34 +137,48 @@ def render_known(console: Console, one: ScenarioResult, text: str, *, printed: s
         if known.line not in printed:
             printed.add(known.line)
             say(console, f"  {known.line}", style="cyan")
-            if advice := assume_line(one, known):
-                say(console, f"  {advice}", style="cyan")
             found = tuple(other for other in found if other is not known)
     if found:
         say(console, f"  known: {', '.join(known.id for known in found)}, see above", style="cyan")
 
 
-def assume_line(one: ScenarioResult, known: Known) -> str:
-    """The command that takes a known issue for granted and shows what else differs; empty where none does.
+def render_assume(console: Console, results: Sequence[ScenarioResult]) -> None:
+    """The command that takes every known issue named of these results for granted, and shows what else differs.
 
-    A replacement kernel works past it in an engine; what the reference predicts needs none, but a witness predicts
+    A replacement kernel works past one in an engine; what the reference predicts needs none, but a witness predicts
     nothing.
     """
-    if not known.assume or WITNESS in one.providers.values():
-        return ""
-    again = f"eaglecheck recheck {one.folder} --fresh-reference"
-    command = again if known.predicted else run_again(one.folder.parent, replay=False)
-    ids = " ".join(f"--assume {one}" for one in (known.id, *known.behind))
-    return f"expect it, and see what else differs:  {command} {ids}"
+    found = [(one, known) for one in results if WITNESS not in one.providers.values() for known in _assumable(one)]
+    if not found:
+        return
+    folders = dict.fromkeys(one.folder for one, _ in found)
+    folder = next(iter(folders)) if len(folders) == 1 else found[0][0].folder.parent
+    again = f"eaglecheck recheck {folder} --fresh-reference"
+    command = (
+        again if all(known.predicted for _, known in found) else run_again(found[0][0].folder.parent, replay=False)
+    )
+    options = " ".join(
+        f"--assume {each}" for each in sorted({each for _, one in found for each in (one.id, *one.behind)})
+    )
+    say(console, f"expect what is known, and see what else differs:  {command} {options}", style="cyan")
 
 
-def render_next(console: Console, one: ScenarioResult, *, look: bool = True) -> None:
-    """What else is known about a failing scenario, and the commands that look at it again."""
+def _assumable(one: ScenarioResult) -> Iterator[Known]:
+    """What can be assumed of what is named as known of its findings, and of its reasons."""
+    for text in (*(finding.signature for finding in roots_of(one)), *one.verdict.reasons):
+        yield from (known for known in one.known.get(text, ()) if known.assume)
+
+
+def render_next(console: Console, one: ScenarioResult, *, printed: set[str], look: bool = True) -> None:
+    """What else is known about a failing scenario, and the commands that look at it again. printed: as above."""
     follow = sum(finding.count for finding in one.findings if not finding.is_root)
     if follow:
         say(console, f"  {follow} more in this scenario follow{'s' if follow == 1 else ''} from what is named above")
-    for line in [*facts(one), *flag_lines(one)]:
+    for line in facts(one):
         say(console, f"  {line}")
+    for line in flag_lines(one):
+        say(console, "  server flags: as above" if line in printed else f"  {line}")
+        printed.add(line)
     if look:
         say(console, f"  look again without SGLang:  eaglecheck recheck {one.folder}")
     if one.reproducer is not None:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from harness.contract.types import Outcome
 from harness.driving.progress import RunResult
-from reports.findings import render_findings
+from reports.findings import render_assume, render_findings
 from reports.prose import say
 
 
@@ -42,6 +42,7 @@ def answer(result: RunResult, signature: str) -> Answer:
 def render_replay(console: Console, result: RunResult, said: Answer) -> None:
     """Findings, reasons for a missing verdict, where it lies, and the answer as the last line."""
     render_findings(console, result.results)
+    render_assume(console, result.results)
     say(console)
     if said.word == "ERROR":
         for reason in result.verdict.reasons:

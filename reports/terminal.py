@@ -19,7 +19,7 @@ from harness.contract.words import counted, percent
 from harness.coverage import reach_of
 from harness.driving.accept_lengths import AcceptLengths
 from harness.driving.progress import HARDLY, Cost, RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
-from reports.findings import render_findings, render_known
+from reports.findings import render_assume, render_findings, render_known
 from reports.live import STYLE, LiveLine, drafted
 from reports.matrix import render_matrix
 from reports.prose import heading, say, say_pairs
@@ -65,6 +65,7 @@ def render_run(console: Console, result: RunResult, *, notes: Sequence[str] = ()
     render_findings(console, result.results, look=not again, printed=printed)
     render_cost(console, result)
     render_open(console, result, printed=printed)
+    render_assume(console, result.results)
     for note in notes:
         say(console, note)
     say(console, f"run folder: {result.folder}")
@@ -179,7 +180,7 @@ def render_open(console: Console, result: RunResult, *, printed: set[str]) -> No
 
 def unstopped(one: ScenarioResult) -> list[str]:
     """Requests whose stop tokens never came, with what they generated: one of those ids would stop them."""
-    ends = {end.rid: end.output_ids for end in one.trace.ends}
+    ends = {end.rid: end.output_ids for end in one.trace.ends if end.reason != "stop"}  # else the checkpoint's EOS did
     return [
         f"{one.scenario.name}: request {each.rid} met none of its stop tokens; it generated {list(ends[each.rid])}"
         for each in one.scenario.requests

@@ -335,6 +335,18 @@ def test_later_draft_steps_are_not_held_to_the_counts_of_the_first(ranks):
     assert roots(scenario, and_events(both, *late)) == {}
 
 
+@pytest.mark.parametrize(("told", "found"), [([4, 4], False), ([4, 3], True)])
+def test_layers_of_one_draft_extend_are_held_to_their_own_counts(ranks, told, found):
+    """SGLang pads the batch that it hands to the second layer too."""
+    scenario, both = ranks
+    padded = {"announced": told, "padding": "MAX_LEN"}
+    second = [
+        state("busy_state", dp_rank=0, rows=4, **padded),
+        state("idle_state", dp_rank=1, rows=4, held=0, **padded),
+    ]
+    assert bool(roots(scenario, and_events(both, *states(), *second))) is found
+
+
 def test_a_hang_names_the_forward_that_a_rank_left_out(ranks):
     scenario, both = ranks
 
@@ -470,6 +482,20 @@ def test_a_crash_that_our_replacement_kernel_raised_says_so_and_keeps_its_signat
     (found,) = [each for each in divergences if each.kind is Kind.CRASH]
     assert found.signature == f"CRASH:ledger:DRAFT:{site}"
     assert ("cpu_attention.decode_attention_fwd" in found.observed) is said
+
+
+def test_a_crash_names_the_requests_of_its_batch_and_what_else_than_tokens_they_ask_for(made):
+    scenario, engine = made
+    odd = scenario.requests[0].model_copy(update={"temperature": 1.0, "logit_bias": {"7": 100.0}})
+    scenario = scenario.model_copy(update={"requests": (odd, *scenario.requests[1:])})
+    data = {"site": "srt/sampler.py:sample", "error": "RuntimeError: x", "phase": "PREFILL", "round": 1}
+    others = [f"other-{number}" for number in range(9)]
+    crash = Event(name="crash", scheduler_step=1, data=data | {"rids": [odd.rid, *others]})
+    _, divergences = judge(scenario, replace(engine, events=(*engine.events[:1], crash), ends=()), None)
+    (found,) = [each for each in divergences if each.kind is Kind.CRASH]
+    assert found.signature == "CRASH:ledger:PREFILL:srt/sampler.py:sample"
+    batch = f"{odd.rid} (temperature, logit_bias), {', '.join(others[:7])} and 2 more"
+    assert found.observed == f"RuntimeError: x; the last batch was of {batch}"
 
 
 @pytest.mark.parametrize(("drawn", "equal", "found"), [(True, True, False), (True, False, True), (False, True, True)])

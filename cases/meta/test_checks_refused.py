@@ -10,7 +10,9 @@ from harness.checks import judge
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
 
-SAID = "request r0 was answered with an error: no such grammar"
+SAID = (
+    "request r0 was answered with an error: no such grammar; give it another prompt, or leave it out, and run it again"
+)
 ERROR = Event(name="request_error", scheduler_step=0, data={"rid": "r0", "error": "no such grammar"})
 
 

@@ -8,9 +8,9 @@ from harness.checks import CHECKS
 from harness.checks.evidence import gather
 from harness.checks.registry import run_check
 from harness.cli.programs import check_scenarios
-from harness.contract.scenario import Op, SpecConfig
+from harness.contract.scenario import Op, Scenario, SpecConfig
 from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
-from harness.contract.usage import UsageError
+from harness.driving.adapt import Wanted, adapted
 from harness.driving.drive import sampling_of
 
 TREE = SpecConfig(num_steps=3, eagle_topk=4, num_draft_tokens=8)  # keeps twelve tokens
@@ -133,11 +133,25 @@ def test_a_request_is_given_up_only_where_the_pool_has_no_room_for_two_rounds(st
     assert found("admission", scenario, *rounds, ends={"a": ("error", 0)}, events=[refused("a", OUT)]) == signatures
 
 
-def test_an_abort_that_nobody_asked_for_is_found():
+@pytest.mark.parametrize(
+    ("end", "error", "signatures"),
+    [
+        (("abort", 1), None, ["MISSING_ROW:admission:PREFILL:given-up"]),
+        (("error", 0), "Aborted", ["MISSING_ROW:admission:PREFILL:given-up"]),  # before anything of it ran
+        (("error", 0), "Invalid grammar request", []),  # a reason that this check does not know
+    ],
+)
+def test_an_abort_that_nobody_asked_for_is_found(end, error, signatures):
     scenario = program("one", [request("a", 4, seed=1, new=9)], [submit("a"), DRAIN])
     rounds = [batch(0, ("a", 0, 4), mode="PREFILL")]
-    signatures = found("admission", scenario, *rounds, ends={"a": ("abort", 1)})
-    assert signatures == ["MISSING_ROW:admission:PREFILL:given-up"]
+    events = [] if error is None else [refused("a", error)]
+    assert found("admission", scenario, *rounds, ends={"a": end}, events=events) == signatures
+
+
+def test_an_abort_that_the_scenario_asks_for_is_none():
+    script = [submit("a"), Op(kind="abort", rids=("a",)), DRAIN]
+    scenario = program("one", [request("a", 4, seed=1, new=9)], script)
+    assert found("admission", scenario, ends={"a": ("error", 0)}, events=[refused("a", "Aborted")]) == []
 
 
 # Aborts
@@ -155,6 +169,7 @@ PROMPT, FIRST, SECOND = batch(0, ("a", 0, 4), mode="PREFILL"), batch(1, ("a", 4,
     [
         ([PROMPT, FIRST, SECOND], 1, (), 4, "aborted-decoding"),
         ([PROMPT, FIRST, SECOND], 2, (), 6, "aborted-decoding"),
+        ([PROMPT, FIRST, batch(2, ("a", 7, 1), mode="PREFILL"), batch(3, ("a", 8, 2))], 2, (), 5, "aborted-decoding"),
         ([PROMPT], 0, ("a",), 0, "aborted-queued"),
         (
             [batch(0, ("a", 0, 2, False), mode="PREFILL"), batch(1, ("a", 2, 2), mode="PREFILL")],
@@ -231,13 +246,17 @@ def test_under_overlap_the_round_in_flight_does_not_count_against_it():
     assert found("retraction", TWO, *rounds, events=[taken_back("b")], overlap=True) == []
 
 
-@pytest.mark.parametrize("more", [0, 1])
-def test_a_request_without_a_limit_says_how_much_of_the_context_it_fills(more):
-    one = request("a", 490, seed=1, new=20 + more).model_copy(update={"unlimited": True})
-    scenario = program("unlimited", [one], [submit("a"), DRAIN], spec=TREE)
-    assert sampling_of(one)["max_new_tokens"] is None
-    if more:
-        with pytest.raises(UsageError, match="allowed: max_new_tokens 20"):
-            check_scenarios([scenario], device="cpu")
-    else:
-        check_scenarios([scenario], device="cpu")
+@pytest.mark.parametrize("more", [0, 100])
+def test_a_request_without_a_limit_has_what_is_left_of_the_context(more):
+    """Behind an option that makes the context longer, too; and what goes to SGLang and into files is null."""
+    one = request("a", 490, seed=1).model_dump() | {"max_new_tokens": None}
+    (scenario,) = adapted(
+        [program("unlimited", [one], [submit("a"), DRAIN], spec=TREE)], Wanted(context_length=512 + more), device="cpu"
+    )
+    check_scenarios([scenario], device="cpu")
+    assert (scenario.requests[0].max_new_tokens, scenario.requests[0].unlimited) == (20 + more, True)
+    assert sampling_of(scenario.requests[0])["max_new_tokens"] is None
+    written = scenario.model_dump_json()
+    assert '"max_new_tokens":null' in written
+    assert "unlimited" not in written.replace('"name":"unlimited"', "")
+    assert Scenario.model_validate_json(written, strict=True) == scenario

@@ -109,7 +109,7 @@ def test_a_scenario_that_wants_something_else_need_not_draft():
 
 
 @pytest.mark.parametrize(
-    ("reason", "said"), [("stop", "produced no tokens"), ("error", "was answered with an error: too long")]
+    ("reason", "said"), [("stop", "produced no tokens"), ("error", "was answered with an error: too long; ")]
 )
 def test_request_without_output_is_unknown(made, reason, said):
     scenario, engine, reference = made
@@ -119,7 +119,7 @@ def test_request_without_output_is_unknown(made, reason, said):
     engine = replace(engine, ends=(silent, *engine.ends[1:]), events=events)
     verdict, _ = judge(scenario, engine, reference if reason == "error" else None)
     assert verdict.outcome is Outcome.UNKNOWN
-    assert f"request {silent.rid} {said}" in verdict.reasons
+    assert any(one.startswith(f"request {silent.rid} {said}") for one in verdict.reasons)
 
 
 def test_column_that_was_never_recorded_is_unknown(made):

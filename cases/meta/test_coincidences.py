@@ -14,9 +14,9 @@ import pytest
 
 from cases import catalogue
 from cases.checkpoints import RECIPES, pair_of
-from cases.coincidences import of_pair, of_scenario
 from cases.families import FAMILIES
 from cases.meta import handmade
+from cases.meta.coincidences import of_pair, of_scenario
 from cases.recipes import Pair
 
 

@@ -267,6 +267,11 @@ HAVING |= {
     ),
     "grammar_after_thoughts": (masked((-1, 3), bits=(0b1011,)), 1),
     "stop_string_inside_run": (ended_by("x", 4), 1),
+    "top_logprobs": (trace(decode(1, ("r0", 4, 1)), events=(told("r0", output_top_logprobs=[[[-1.0, 3, None]]]),)), 1),
+    "chosen_logprobs": (
+        trace(decode(1, ("r0", 4, 1)), events=(told("r0", output_token_ids_logprobs=[[[-1.0, 3, None]]]),)),
+        1,
+    ),
 }
 
 #: point -> the nearest trace that has it not.
@@ -351,6 +356,9 @@ LACKING = {
     ),
     "accepted_run_logprobs": trace(decode(1, ("r0", 4, 1)), events=(told("r0", **OUTPUT),)),
     "sampled_logprobs": trace(decode(1, ("r0", 4, 1)), events=(told("r0", **OUTPUT),)),
+    **dict.fromkeys(
+        ("top_logprobs", "chosen_logprobs"), trace(decode(1, ("r0", 4, 1)), events=(told("r0", **OUTPUT),))
+    ),
     "prompt_logprobs_in_chunks": trace(*CHUNKS, events=(told("r1", **OUTPUT),)),
     "logprobs_over_retraction": trace(WHOLE, events=(told("r0", **OUTPUT),)),
     "streamed_in_pieces": trace(WHOLE, events=(told("r0", (1, 2, 3)),)),
@@ -381,6 +389,7 @@ def of_key(update, made, *, sampled=False):
 @pytest.mark.parametrize(
     ("name", "update", "made"),
     [
+        ("ended_by_stop_regex", {"stop": ("y",), "stop_regex": ("x",)}, ended_by("x", 2)),
         ("streamed_by_interval", {"stream": True, "stream_interval": 3}, trace(decode(1, ("r0", 4, 2)))),
         ("unlimited_ended", {"unlimited": True}, trace(WHOLE, ends=(end("r0", 1, 3, "stop"),))),
         ("verify_by_min_new_tokens", {"min_new_tokens": 3}, trace(decode(1, ("r0", 4, 1)), decode(2, ("r0", 9, 1)))),
@@ -400,6 +409,7 @@ SHOWN_BELOW = {
     "prefix_ends_before_page_border",
     "prefix_ends_after_page_border",
     "cache_flushed",
+    "ended_by_stop_regex",
     "streamed_by_interval",
     "unlimited_ended",
     "verify_by_min_new_tokens",

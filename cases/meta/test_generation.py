@@ -113,7 +113,7 @@ def test_certain_templates_are_points_that_the_trace_can_prove():
 def test_every_point_of_one_engine_has_a_template_or_comes_by_itself():
     """Those without a template must be common: the coverage table of `eaglecheck fuzz` shows that they are reached."""
     by_themselves = {"batch_shrinks", "every_accept_len_seen", "accept_len_1_and_full_in_one_batch"}
-    by_themselves |= {"retract_border_in_prompt", "retract_border_in_output"}
+    by_themselves |= {"retract_border_in_prompt", "retract_border_in_output", "top_logprobs", "chosen_logprobs"}
     lengths = {name for name in POINTS if name.startswith("accept_len_")}
     assert set(names(Where.ANYWHERE)) - set(TEMPLATES) == by_themselves | lengths
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import linear
 
 from cases.checkpoints import make
+from cases.meta.speculating import FreeSession
 from cases.meta.test_footprint import peak_of
 from cases.meta.test_reference_session import SPECS, assert_same_rows, request_of, scenario_of
 from harness.contract.requests import RequestSpec
@@ -21,7 +22,6 @@ from reference.eagle1 import DraftHead
 from reference.hf_target import HfTarget
 from reference.pairs import load_pair, load_target
 from reference.pairs import paper_target as load_llama
-from reference.session import ReferenceSession
 
 torch.set_num_threads(1)
 
@@ -172,7 +172,7 @@ def test_it_says_what_our_own_target_says(tmp_path, family):
 def test_a_request_has_the_same_rows_whoever_provides_its_target(tmp_path, spec):
     pair = make("eagle-tiny", tmp_path)
     sessions = [
-        ReferenceSession(target, DraftHead.load(pair.draft, target), spec)
+        FreeSession(target, DraftHead.load(pair.draft, target), spec)
         for target in (load_llama(pair.target), HfTarget.load(pair.target))
     ]
     request = request_of(random.Random(3), new=16)
@@ -189,7 +189,7 @@ def test_the_memory_that_is_said_for_whole_sequences_is_kept(tmp_path, prompt):
     request = RequestSpec(rid="a", input_ids=tuple(3 + i % 90 for i in range(prompt)), max_new_tokens=8)
     scenario = scenario_of(SPECS[0], request)
     files = [read_checkpoint(f"--{name}", folder) for name, folder in zip(("target", "draft"), folders, strict=True)]
-    session = ReferenceSession(*load_pair(*folders), SPECS[0])
+    session = FreeSession(*load_pair(*folders), SPECS[0])
     trace = session.speculate(request)
     peak = peak_of(lambda: session.replay(scenario, trace))
     said = footprint(*files, [scenario], held="float32").mib
@@ -229,7 +229,7 @@ def test_a_draft_over_it_is_lossless(tmp_path, spec):
     target, head = load_pair(tmp_path / "target", eagle1(tmp_path / "draft"))
     assert target.provider == "transformers"
     request = request_of(random.Random(2), 97, longest=12, new=10)
-    trace = ReferenceSession(target, head, spec).speculate(request, chunk=5)
+    trace = FreeSession(target, head, spec).speculate(request, chunk=5)
     text = list(request.input_ids)
     for _ in range(10):
         text.append(int(module(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))

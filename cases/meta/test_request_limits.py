@@ -37,6 +37,34 @@ def checked(folder, keys, engine, *more, script=None):
 REFUSED = {
     "bias-no-id": ({"logit_bias": {"a": 1.0}}, {}, ("logit_bias: key 'a' is no token id", "allowed: token ids")),
     "bias-negative": ({"logit_bias": {"-1": 1.0}}, {}, ("key '-1' is no token id",)),
+    "bias-huge": (
+        {"logit_bias": {"7": 1e308}},
+        {},
+        ("logit_bias.7: found 1e+308", "allowed: a number from -1000000000 to 100; at 100 nothing else"),
+    ),
+    "params-of-a-server": (
+        {"sampling_params": {"top_k": 2}},
+        {},
+        ("unknown key 'sampling_params'; what is in it stands in the request itself",),
+    ),
+    "params-misspelt": ({"sampling_parms": {}}, {}, ("unknown key 'sampling_parms'; what is in it stands",)),
+    "openais-name": ({"max_tokens": 4}, {}, ("unknown key 'max_tokens'; SGLang calls it max_new_tokens",)),
+    "schema-number": ({"json_schema": 5}, TEXTS, ("json_schema: found 5", "allowed: an object or text or null")),
+    "least-above-the-room": (
+        {"min_new_tokens": 508, "max_new_tokens": None},
+        TEXTS,
+        ("min_new_tokens 508, and 507 fit", "allowed: 0 to 507"),
+    ),
+    "no-number": (
+        {"max_new_tokens": -1},
+        {},
+        ("max_new_tokens: found -1", "allowed: a whole number from 0 on or null"),
+    ),
+    "no-number-and-no-room": (
+        {"input_ids": [1] * 511, "max_new_tokens": None},
+        {},
+        ("511 prompt tokens, of which SGLang takes 505", "allowed: a prompt of at most"),
+    ),
     "bias-beyond": ({"logit_bias": {"512": 1.0}}, {}, ("logit_bias: token id 512 is outside", "allowed: 0 to 511")),
     "processor-beyond": (
         processor("force", [7, 512]),
@@ -97,7 +125,8 @@ REFUSED = {
 }
 
 TAKEN = {
-    "bias": ({"logit_bias": {"0": 1.0, "511": -2.5}}, {}),
+    "bias": ({"logit_bias": {"0": 100.0, "511": -1e9}}, {}),
+    "no-number": ({"max_new_tokens": None}, {}),
     "processor": (processor("forbid", list(range(511))), PROCESSORS),
     "logprobs": (
         {"return_logprob": True, "logprob_start_len": 3, "top_logprobs_num": 2, "token_ids_logprob": [0, 511]},
@@ -107,6 +136,7 @@ TAKEN = {
     "regex-that-llguidance-has-no-code-for": ({"regex": "(?=a)a"}, TEXTS),
     "ebnf": ({"ebnf": 'root ::= "yes" | "no"'}, TEXTS),
     "schema": ({"json_schema": '{"type": "boolean"}'}, TEXTS),
+    "schema-as-it-is": ({"json_schema": {"type": "boolean"}}, TEXTS),
     "schema-of-anything": ({"json_schema": "$$ANY$$"}, TEXTS),
     "schema-true": ({"json_schema": "true"}, TEXTS),
     "schema-that-llguidance-has-no-code-for": ({"json_schema": '{"type": "array", "uniqueItems": true}'}, TEXTS),

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from cases.meta.published_heads import make_pair
+from cases.meta.speculating import FreeSession
 from harness.archive.event_facts import unfit
 from harness.checks.judge import judge
 from harness.contract.requests import RequestSpec
@@ -23,7 +24,6 @@ from harness.driving import oracle as asked
 from harness.driving.oracle import Oracle
 from reference import experts
 from reference.leaning import Leaning, Measured, Recorded, groups, watched
-from reference.session import ReferenceSession
 
 HALF = torch.bfloat16
 SPEC = SpecConfig(algorithm="EAGLE", num_steps=2, eagle_topk=1, num_draft_tokens=3)
@@ -75,7 +75,7 @@ def driven(oracle, seed, **defect):
     script = ({"kind": "submit", "rids": ["a"]}, {"kind": "drain"})
     engine = EngineConfig(dtype="bfloat16")
     scenario = Scenario(name="x", spec=SPEC, engine=engine, requests=(request,), script=script)
-    session = ReferenceSession(head.computing(HALF).target, head.computing(HALF), SPEC)
+    session = FreeSession(head.computing(HALF).target, head.computing(HALF), SPEC)
     with (
         patch("torch.nn.functional.linear", in_pieces),
         patch.object(experts.Router, "forward", lambda router, x: rounded(router, x, **defect)),

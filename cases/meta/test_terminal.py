@@ -345,10 +345,9 @@ def test_a_known_issue_is_named_below_its_finding_once_a_run_and_by_its_id_from_
     )
     lines = printed(render_run, run, width=150).splitlines()
     assert lines[lines.index(f"  signature {signature}") + 3] == f"  {known.line}", "behind where it is in SGLang"
-    advice = (
-        f"  expect it, and see what else differs:  eaglecheck recheck {first.folder} --fresh-reference --assume F-012"
-    )
-    assert [line for line in lines if "--assume" in line] == [advice]
+    whole = f"eaglecheck recheck {first.folder.parent} --fresh-reference"
+    advice = f"expect what is known, and see what else differs:  {whole} --assume F-012"
+    assert [line for line in lines if "--assume" in line] == [advice], "both scenarios show it"
     said = [line for line in lines if line.startswith("  known: ")]
     assert said == [f"  {known.line}", f"  {other.line}"]
     assert lines[lines.index(said[1]) - 1].startswith("no verdict on pd-plugin-bare")
@@ -363,3 +362,16 @@ def test_where_layers_draft_there_are_no_steps_to_count():
     assert drafted([layered, chain]) == ("draft steps", chain.draft_steps)
     assert drafted([]) == ("draft steps", 0)
     assert "draft layers 3" in " ".join(printed(render_run, results.run_of(layered)).split())
+
+
+def test_all_that_can_be_assumed_is_named_at_once_with_what_stands_behind_it():
+    shared = {"title": "t", "window": "w", "fixed_in": "", "link": "", "assume": True, "predicted": True}
+    one = results.judged("pr25015", results.one_ahead)
+    signature = one.findings[0].signature
+    several = (Known(id="F-013", behind=("F-089",), **shared), Known(id="F-002", **shared | {"assume": False}))
+    one = replace(one, known={signature: (*several, Known(id="F-001", **shared))})
+    line = next(line for line in printed(render_run, results.run_of(one), width=200).splitlines() if "--assume" in line)
+    assert line.endswith(f"{one.folder} --fresh-reference --assume F-001 --assume F-013 --assume F-089")
+    kernels = replace(one, known={signature: (several[0], Known(id="F-001", **shared | {"predicted": False}))})
+    text = printed(render_run, results.run_of(kernels), width=200)
+    assert "see what else differs:  eaglecheck run " in text, "an engine has to run again"

@@ -137,6 +137,7 @@ class _Said(BaseModel):
     kept: tuple[int, ...] = ()
     host: tuple[int, ...] = ()
     device: tuple[int, ...] = ()
+    storage: tuple[int, ...] = ()
 
 
 #: Events whose lists have an entry a request.

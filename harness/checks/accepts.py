@@ -3,7 +3,7 @@
 A greedy walk needs no reference: it starts at the engine's own root and follows the engine's own target choices, which
 a separate comparison holds against the reference (a tie there is followed, not repaired). Where a request's rules
 choose otherwise than by the best logit, or uniforms do, it is compared with what the reference commits by the same
-rules and recorded uniforms; whether those are uniform is a question for many runs (see `cases.sampling`).
+rules and recorded uniforms; whether those are uniform is a question for many runs (see `cases.meta.sampling`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from harness.contract.measured import LogitNoise, end_noise, logit_noise, target
 from harness.contract.scenario import Scenario
 from harness.contract.tolerance import budget_for, tie_limit
 from harness.contract.trace import EOS, Rows, Trace
-from harness.contract.types import Divergence, Kind, Phase
+from harness.contract.types import Divergence, Key, Kind, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +107,11 @@ class Evidence:
         """What the engine computed in; a device without the scenario's dtype took another."""
         return dtype_of(self.scenario, self.engine)
 
+    def dtype_in(self, phase: Phase) -> str:
+        """Whose rounding the rows of a phase have."""
+        asked, draft = self.scenario.engine, phase in (Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.EXTEND)
+        return asked.draft_rounding if draft and asked.draft_rounding != asked.dtype else self.dtype
+
     def divergence(
         self,
         index: int,
@@ -125,6 +130,15 @@ class Evidence:
             observed=observed,
             hint=hint,
         )
+
+    def at_request(
+        self, rid: str, *, committed: int, phase: Phase, kind: Kind, expected: object, observed: object, hint: str
+    ) -> Divergence:
+        """An EXACT divergence of a request that has no row to point at, in the last batch that it was in."""
+        last = self.last.get(rid)
+        dp_rank, attempt, number = (last.record.dp_rank, last.attempt, last.record.index) if last else (0, 0, -1)
+        key = Key.of((dp_rank, rid, attempt, committed), phase)
+        return Divergence(kind=kind, key=key, round=number, expected=expected, observed=observed, hint=hint)
 
 
 def dtype_of(scenario: Scenario, engine: Trace) -> str:
@@ -157,20 +171,23 @@ def gather(scenario: Scenario, engine: Trace, reference: Trace | None) -> Eviden
 
 
 def _lost(table: Table, parts: dict[tuple[str, int], list[Part]]) -> dict[tuple[str, int], dict[int, int]]:
-    """(rid, attempt) -> index -> token that it committed and that the next attempt began without: in flight when the
-    request was retracted, which overlap scheduling allows."""
+    """(rid, attempt) -> index -> token that it committed and that the next attempt whose prompt was read to the end
+    began without: in flight when the request was retracted, which overlap scheduling allows."""
     found = dict[tuple[str, int], dict[int, int]]()
-    for (rid, attempt), again in parts.items():
-        begun = next((one.start + one.length for one in again if one.record.mode == "PREFILL" and one.final), None)
-        if begun is None:
-            continue
-        for part in parts.get((rid, attempt - 1), ()):
+    begun = dict[str, int]()  # rid -> how many tokens that attempt began with
+    for (rid, attempt), own in sorted(parts.items(), reverse=True):
+        for part in own if rid in begun else ():
             for index in table.of(part.share, Phase.ACCEPT):
-                if (where := part.start + 1 + table.ints["slot"][index]) >= begun:
-                    found.setdefault((rid, attempt - 1), {})[where] = table.ints["input_id"][index]
+                if (where := part.start + 1 + table.ints["slot"][index]) >= begun[rid]:
+                    found.setdefault((rid, attempt), {})[where] = table.ints["input_id"][index]
             chunk = table.of(part.share, Phase.PREFILL) if part.final and part.record.mode == "PREFILL" else []
-            if chunk and table.chosen(chunk[-1]) and part.start + part.length >= begun:
-                found.setdefault((rid, attempt - 1), {})[part.start + part.length] = table.chosen(chunk[-1])[0]
+            if chunk and table.chosen(chunk[-1]) and part.start + part.length >= begun[rid]:
+                found.setdefault((rid, attempt), {})[part.start + part.length] = table.chosen(chunk[-1])[0]
+        read = [one.start + one.length for one in own if one.record.mode == "PREFILL" and one.final]
+        if read:
+            begun[rid] = read[0]
+        elif any(one.record.mode != "PREFILL" for one in own):
+            begun.pop(rid, None)
     return found
 
 

@@ -7,12 +7,15 @@ events (one a model forward, `busy_state` where it has work) are all there is to
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
+from harness.contract.requests import PLAIN
+from harness.contract.scenario import Scenario
 from harness.contract.trace import ENDS, Event
 from harness.contract.types import Divergence, Key, Kind, Phase
 
@@ -30,6 +33,9 @@ INSTEAD = "instead-"
 COLLECTIVE = ((Phase.PREFILL,), (Phase.DRAFT_PREFILL,), (Phase.DRAFT,), (Phase.VERIFY,), (Phase.EXTEND,))
 #: The same where one rank may verify beside another's prefill.
 COORDINATED = ((Phase.DRAFT,), (Phase.PREFILL, Phase.VERIFY), (Phase.DRAFT_PREFILL, Phase.EXTEND))
+
+#: Requests of a batch that are named.
+MOST_NAMED = 8
 
 #: Forwards of the draft over the rows that the target's forward before them had.
 BEHIND_TARGET = (Phase.DRAFT_PREFILL, Phase.EXTEND)
@@ -70,9 +76,20 @@ def _stops(evidence: Evidence) -> Iterator[Divergence]:
             expected="the batch completes",
             observed=str(data.get("error") or data.get("what") or event.name)
             + _replacement(str(data.get("trace", "")))
-            + (f" (on TP rank {data['tp_rank']})" if data.get("tp_rank") else ""),
+            + (f" (on TP rank {data['tp_rank']})" if data.get("tp_rank") else "")
+            + _in_batch(evidence.scenario, data.get("rids", ())),
             hint=LOST if lost else site_of(str(data.get("site", ""))),
         )
+
+
+def _in_batch(scenario: Scenario, rids: Sequence[str]) -> str:
+    """Whose batch it was, each with what else than tokens it asks for: the likeliest to be to blame."""
+    if not rids:
+        return ""
+    known = {one.rid: [key for key in one.asked if key not in PLAIN] for one in scenario.sampled.requests}
+    named = [f"{rid} ({', '.join(known[rid])})" if known.get(rid) else rid for rid in rids[:MOST_NAMED]]
+    more = f" and {len(rids) - MOST_NAMED} more" if len(rids) > MOST_NAMED else ""
+    return f"; the last batch was of {', '.join(named)}{more}"
 
 
 def _told(event: Event) -> Iterator[Divergence]:
@@ -284,11 +301,14 @@ def check_announced_counts(evidence: Evidence) -> CheckResult:
     result = CheckResult()
     stages = {str(phase): str(stage[-1]) for stage in _stages(evidence) for phase in stage}
     share = max(evidence.scenario.engine.attention_tp_size, 1)
-    moments: dict[Moment, list[Event]] = {}
+    moments: dict[tuple[int, str, int], list[Event]] = {}
+    layers = Counter[tuple[int, str, int]]()  # an MTP draft's, of each rank one after the other
     for name in ("busy_state", "idle_state"):
         for (at, phase, step), events in _by_moment(evidence, name).items():
-            if not step:  # later draft steps go on with the counts that SGLang padded for the first
-                moments.setdefault((at, stages.get(phase, phase), step), []).extend(events)
+            for event in events if not step else ():  # later draft steps go on with what SGLang padded for the first
+                rank = at, phase, event.dp_rank
+                moments.setdefault((at, stages.get(phase, phase), layers[rank]), []).append(event)
+                layers[rank] += 1
     for _, events in sorted(moments.items()):
         rows: dict[int, Any] = {event.dp_rank: event.data.get("rows") for event in events}
         for event in events[1:]:

@@ -12,7 +12,7 @@ from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, Tie
 from harness.contract.batches import Part
 from harness.contract.providers import is_witness
-from harness.contract.requests import GRAMMARS
+from harness.contract.requests import GRAMMARS, PLAIN
 from harness.contract.types import Divergence, Kind, Phase
 
 #: What a scenario does to a hand-over that its request cannot outlive.
@@ -48,7 +48,14 @@ def answered_with_errors(evidence: Evidence) -> Iterator[str]:
     found = errors(evidence)
     for request in evidence.scenario.requests:
         if request.rid in found:
-            yield f"request {request.rid} was answered with an error: {found[request.rid]}"
+            said = (found[request.rid].strip() or "without a text").splitlines()
+            more = f" ({len(said) - 1} more lines are in the trace)" if len(said) > 1 else ""
+            keys = ", ".join(key for key in request.asked if key not in PLAIN)
+            do = f"it asks for {keys}: change that" if keys else "give it another prompt"
+            yield (
+                f"request {request.rid} was answered with an error: {said[0]}{more}; {do}, or leave it out, and run it "
+                "again"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

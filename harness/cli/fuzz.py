@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 from typing import Annotated
 
 import typer
@@ -22,16 +23,19 @@ from harness.contract.outputs import check_target, write_json
 from harness.contract.providers import WITNESS
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
-from harness.driving.adapt import NOTHING, Wanted, undrawn
+from harness.driving.adapt import NOTHING, Wanted
 from harness.driving.own_pair import OwnPair, own_pair
-from harness.driving.progress import RunResult
-from harness.driving.runner import Plan, run
+from harness.driving.progress import Plan, RunResult
+from harness.driving.refusals import undrawn
+from harness.driving.runner import run
 from harness.engines import envs
 from reports.prose import say
 from reports.terminal import LiveLine, render_run
 
-#: Without --examples and --seconds; and how many an engine gets through in a second at most.
-EXAMPLES, A_SECOND = 100, 10
+#: Without --examples and --seconds; how many an engine gets through in a second at most; and seconds of a day.
+EXAMPLES, A_SECOND, LONGEST = 100, 4, 86400
+#: Seconds of scenarios that are worth a boot, which takes as long; and scenarios that take some seconds to draw.
+WORTH_A_BOOT, WORTH_SAYING = 30, 2000
 
 
 @guarded
@@ -50,7 +54,9 @@ def command(
         int | None,
         typer.Option(min=1, help="Scenarios in all, the boot configurations taking turns. Default: 100."),
     ] = None,
-    seconds: Annotated[float | None, typer.Option(min=1, help="Stop after so long, the engines' boots apart.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=1, max=LONGEST, help="Stop after so long, the engines' boots apart.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same scenarios. Default: random.")] = None,
     shrink: Annotated[
         float, typer.Option(min=0, help="Seconds for making each failure small; 0 leaves them as they are.")
@@ -82,11 +88,17 @@ def command(
     boots = _boots(family or usual_family(own), boot or [], release=version, own=own)
     chosen = secrets.randbelow(10**6) if seed is None else seed
     say(console, f"seed {chosen}: the same scenarios again with  --seed {chosen}")
+    if seconds and not (boot or examples):
+        boots, left_out = _in_time(boots, seconds, seed=chosen)
+        if left_out:
+            say(console, _too_short(seconds, left_out, of=len(boots) + len(left_out)))
     count = examples or (EXAMPLES if seconds is None else int(seconds * A_SECOND))
     shares = _shares(boots, count)
     boots, left_out = [one for one, _ in shares], boots[len(shares) :]
     if left_out:
         say(console, _too_few(count, left_out))
+    if count > WORTH_SAYING:
+        say(console, f"drawing {count} scenarios first")
     scenarios = [one for each, share in shares for one in generate(each, count=share, seed=chosen)]
     prepare.check_device(device)
     env = prepare.engine_environment(version, lambda text: say(console, text)) if device == "cuda" else None
@@ -117,7 +129,7 @@ def command(
         assumed=assume or (),
         usual=[one for each in boots for one in each.assumes],
     )
-    if plan.reference == WITNESS:
+    if plan.setup.reference == WITNESS:
         plan = replace(plan, scenarios=tuple(greedy(plan.scenarios)))
         greedily = counted(len(plan.scenarios), "scenario")
         say(console, f"{greedily} of {len(scenarios)}, of greedy tokens alone: a witness follows nothing else")
@@ -159,6 +171,22 @@ def _shares(boots: Sequence[Boot], count: int) -> list[tuple[Boot, int]]:
     """How many scenarios each gets of so many in all, taking turns; those that get none are left out."""
     each, more = divmod(count, len(boots))
     return [(one, each + (place < more)) for place, one in enumerate(boots) if each or place < more]
+
+
+def _in_time(boots: Sequence[Boot], seconds: float, *, seed: int) -> tuple[list[Boot], list[Boot]]:
+    """Those that a boot is worth in so many seconds, one at least, chosen by the seed; and those left out."""
+    most = max(1, int(seconds // WORTH_A_BOOT))
+    taken = {one.name for one in Random(seed).sample(list(boots), min(most, len(boots)))}
+    return [one for one in boots if one.name in taken], [one for one in boots if one.name not in taken]
+
+
+def _too_short(seconds: float, left_out: Sequence[Boot], *, of: int) -> str:
+    names = ", ".join(one.name for one in left_out)
+    return (
+        f"{len(left_out)} of {counted(of, 'boot configuration')} left out, since {seconds:g} s are worth no more boots "
+        f"(another seed takes others): {names}\n"
+        f"  choose by name:  --boot {left_out[0].name}; or take every one:  --seconds {of * WORTH_A_BOOT}"
+    )
 
 
 def _too_few(count: int, left_out: Sequence[Boot]) -> str:

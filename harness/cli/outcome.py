@@ -150,9 +150,17 @@ def kept(
 
 
 def typed_again(*, without: Sequence[str] = (), more: Sequence[str] = ()) -> str:
-    """The command as it was typed, less these flags and with these options; empty outside a command."""
-    typed = TYPED.get()
-    return shlex.join(["eaglecheck", *(part for part in typed if part not in without), *more]) if typed else ""
+    """The command as it was typed, less these flags and with these options; empty outside a command.
+
+    more: options, each with its value, in the place of any that were typed by the same name.
+    """
+    typed, named = TYPED.get(), set(more[::2])
+    left = [
+        part
+        for before, part in zip(["", *typed], typed, strict=False)
+        if before not in named and part not in without and part.partition("=")[0] not in named
+    ]
+    return shlex.join(["eaglecheck", *left, *more]) if typed else ""
 
 
 def _instead(error: Exception) -> list[str]:

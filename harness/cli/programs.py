@@ -24,11 +24,12 @@ from harness.both_sides.logit_processors import PARAMETER
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.admission import LEAST_ROOM, longest, longest_prompt, reserved, reserved_slots, too_long
 from harness.contract.requests import GRAMMARS, RequestSpec
-from harness.contract.scenario import Op, Scenario, SpecConfig, room
+from harness.contract.scenario import Op, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
-from harness.driving.adapt import Wanted, called, refused_setting
+from harness.driving.adapt import Wanted, refused_setting
 from harness.driving.own_pair import OwnPair
+from harness.driving.refusals import called
 from harness.engines.launch import BACKENDS
 from harness.engines.server_args import taken
 from reference.languages import unreadable
@@ -69,6 +70,8 @@ def choose_scenarios(
     known = known if own is None else {name: past_eos(one) for name, one in known.items()}
     for name in names:
         if name not in known:
+            if name.endswith(".json") or Path(name).exists():
+                raise UsageError(f"--scenario {name}: a scenario in a file\n  type:  --scenario-file {name}")
             raise UsageError(f"{unknown('scenario', name, known)}\n  {_elsewhere(name, family)}")
     chosen = [known[name] for name in names] + [catalogue.read_scenario(path) for path in files]
     seen: dict[tuple[str, str], Path | None] = {}
@@ -252,7 +255,7 @@ def _of_mistral(folder: Path) -> bool:
 
 
 def _of_device(own: OwnPair, device: str) -> Iterator[str]:
-    """What SGLang has no float32 for, in which engines on a CPU compute here."""
+    """What SGLang needs a GPU for, or has no float32 for, in which engines on a CPU compute here."""
     gpu = "  run it on a GPU:  --device cuda --dtype bfloat16"
     for option, one in (("--target", own.target), ("--draft", own.draft)) if device == "cpu" else ():
         quantised = one.of_text("quantization_config")
@@ -261,6 +264,11 @@ def _of_device(own: OwnPair, device: str) -> Iterator[str]:
             yield (
                 f"{option} {one.folder}: quantization_config is {method!r} in config.json, and SGLang has no float32 "
                 f"for quantised weights\n{gpu}"
+            )
+        if one.of_text("index_topk"):
+            yield (
+                f"{option} {one.folder}: index_topk in config.json asks for a sparse attention indexer, for which "
+                f"SGLang asks a GPU's capability before anything else\n{gpu}"
             )
         if one.linear_attention:
             yield (
@@ -397,8 +405,8 @@ def _of_length(scenario: Scenario, request: RequestSpec) -> Iterator[str]:
     spec, engine, prompt, new = scenario.spec, scenario.engine, len(request.input_ids), request.max_new_tokens
     asked = f"{prompt} prompt tokens and {new} new ones"
     why, pool = too_long(request, spec, engine), engine.max_total_tokens - reserved_slots(spec)
-    if request.unlimited and new != (left := room(prompt, engine)):
-        yield f"unlimited, and {asked} are not what SGLang comes to\n  allowed: max_new_tokens {left}"
+    if request.min_new_tokens > new:
+        yield f"min_new_tokens {request.min_new_tokens}, and {new} fit\n  allowed: 0 to {new}, or a shorter prompt"
     if request.expect == "refusal":
         if not why and engine.max_queued_requests is None:
             yield (

@@ -21,7 +21,7 @@ from harness.contract.usage import UsageError
 from harness.contract.words import counted
 from harness.driving.adapt import NOTHING, Wanted
 from harness.driving.own_pair import own_pair
-from harness.driving.runner import run
+from harness.driving.runner import in_boot_order, run
 from harness.engines import component
 from harness.engines.launch import CpuAttention
 from reports.prose import say
@@ -112,6 +112,9 @@ def command(
         assumed=assume or (),
         files=[None] * (len(chosen) - len(scenario_file or [])) + [*(scenario_file or [])],
     )
+    order = [one.name for one in in_boot_order(plan.scenarios)]
+    if order != [one.name for one in plan.scenarios] and (scenario or scenario_file):
+        say(console, f"scenarios that share an engine run behind each other, so in this order: {', '.join(order)}")
     with kept(json, interrupted_run), LiveLine(console) as line:
         result = run(plan, observers=[line])
     render_run(console, result, notes=component.notes(result.header))
@@ -120,17 +123,20 @@ def command(
 
 
 def _known_failures(chosen: list[Scenario], device: str, assumed: list[str]) -> list[str]:
-    """One line for each known finding that fails scenarios of a family's set wherever it is, unless it is assumed."""
-    found = []
+    """A line of the known findings that fail scenarios of a family's set wherever they are and are not assumed."""
     keys = [(scenario, {key for request in scenario.requests for key in request.asked}) for scenario in chosen]
-    for name, one in assumable().items():
-        met = sum(one.shows_in(each.spec, each.engine, device=device, asked=asked) for each, asked in keys)
-        if met and name not in assumed:
-            found.append(
-                f"{name} fails {met} of {counted(len(chosen), 'scenario')} here; to have the rest of them judged, add"
-                f"  {' '.join(f'--assume {each}' for each in (name, *one.behind))}"
-            )
-    return found
+    met = {
+        name: sum(one.shows_in(each.spec, each.engine, device=device, asked=asked) for each, asked in keys)
+        for name, one in assumable().items()
+        if name not in assumed
+    }
+    fails = {name: number for name, number in met.items() if number}
+    if not fails:
+        return []
+    ids = dict.fromkeys(each for name in fails for each in (name, *assumable()[name].behind))
+    said = ", ".join(f"{name} fails {number}" for name, number in fails.items())
+    options = " ".join(f"--assume {each}" for each in ids)
+    return [f"{said} of {counted(len(chosen), 'scenario')} here; to have the rest of them judged, add  {options}"]
 
 
 def _left_out(names: list[str], assumed: list[str]) -> list[str]:

@@ -36,7 +36,12 @@ class NotJSON(BadDocument):
 def parsed(content: bytes) -> Any:
     """The value that `content` holds; NotJSON for anything else, for NaN, and for a key that is there twice."""
     try:
-        return json.loads(content.decode("utf-8-sig"), object_pairs_hook=_object, parse_constant=_no_number)
+        found = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_object, parse_constant=_no_number)
+        if b"\\u" in content:
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
+    except UnicodeEncodeError as error:
+        raise NotJSON(f"a text in it holds half of a character, \\u{ord(error.object[error.start]):x}") from error
     except RecursionError as error:
         raise NotJSON("its brackets are nested too deep") from error
     except NotJSON:
@@ -63,12 +68,14 @@ class Spelling:
     """How another version of a format spells what a model calls by its own names; nothing is spelled otherwise.
 
     written: a key of the object at a path, by the model's name, as the document spells it; today: what the model calls
-    a key that only another version has, '' for none; word: the same of a value.
+    a key that only another version has, '' for none; word: the same of a value. foreign: what to say of a key that
+    other programs have there.
     """
 
     written: Callable[[Sequence[str | int], str], str] = lambda _path, key: key
     today: Callable[[Sequence[str | int], str], str] = lambda _path, _key: ""
     word: Callable[[Sequence[str | int], str], str] = lambda _path, _value: ""
+    foreign: Callable[[Sequence[str | int], str], str] = lambda _path, _key: ""
 
 
 def validated(content: object, model: type[Model], *, spelling: Spelling = Spelling()) -> Model:
@@ -108,7 +115,8 @@ def _described(error: ValidationError, model: type[BaseModel], spelling: Spellin
         case "extra_forbidden":
             key = str(path[-1])
             today = spelling.today(path[:-1], key)
-            near = f"; it is called {today!r} in this version" if today else meant(key, keys)
+            near = f"; it is called {today!r} in this version" if today else ""
+            near = near or spelling.foreign(path[:-1], key) or meant(key, keys)
             return f"{said}unknown key {key!r}{near}\n  allowed keys: {', '.join(keys)}"
         case "missing":
             return f"{said}it is missing\n  allowed keys: {', '.join(keys)}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -28,7 +29,7 @@ from harness.contract.noise import (
     turned_around,
 )
 from harness.contract.tolerance import Budget, judge_rows
-from harness.contract.trace import Trace
+from harness.contract.trace import Rows, Trace
 from harness.contract.types import Phase
 
 
@@ -51,6 +52,45 @@ def judged_states(reference: Trace, name: str, *, engine: Floats, at: Ints, budg
         noise = between(engine, truth, rounding=budget.rounding, tests=len(reference.rows))
         return judge_states(engine=engine, truth=truth, own=None, noise=noise)
     return judge_rows(engine=engine, truth=truth, budget=budget)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedLogits:
+    """Top logits of some pairs of rows: their places [m] among all, the engine's logits [m,w], and the errors of those
+    ids that both kept; shared [m]: whether there are any."""
+
+    places: Ints
+    logits: Wide
+    errors: RowErrors
+    shared: np.ndarray
+
+
+def judged_logits(
+    engine: Rows, reference: Rows, *, mine: Ints, theirs: Ints, budget: Budget, noise: LogitNoise
+) -> Iterator[JudgedLogits]:
+    """Of the pairs mine [M], theirs [M] that have logits on both sides, by how many these are, so that each stacks."""
+    lengths = engine.lists["top_logits"].lengths[mine], reference.lists["top_logits"].lengths[theirs]
+    for ours, expected in sorted({*zip(*(one.tolist() for one in lengths), strict=True)}):
+        places = np.flatnonzero((lengths[0] == ours) & (lengths[1] == expected))
+        if not ours or not expected:
+            continue
+        my_ids, their_ids = (
+            engine.lists["top_ids"].stacked(mine[places]),
+            reference.lists["top_ids"].stacked(theirs[places]),
+        )
+        logits = engine.lists["top_logits"].stacked(mine[places]).astype(np.float64)
+        truth = reference.lists["top_logits"].stacked(theirs[places]).astype(np.float64)
+        same = my_ids[:, :, None] == their_ids[:, None, :]
+        shared = same.any(axis=2)
+        blank = ~shared & np.isfinite(logits)  # ids the reference does not list; a NaN stays a failure
+        errors = judge_rows(
+            engine=np.where(blank, 0.0, logits),
+            truth=np.where(shared, np.take_along_axis(truth, same.argmax(axis=2), axis=1), 0.0),
+            budget=budget,
+            allowed=noise.limit[theirs[places]],
+            scale=np.abs(truth).max(axis=1),
+        )
+        yield JudgedLogits(places=places, logits=logits, errors=errors, shared=shared.any(axis=1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,19 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+from pydantic.json_schema import SkipJsonSchema
 
 from harness.both_sides.logit_processors import PARAMETER, Processor
 
@@ -19,9 +31,20 @@ SEED_IS = "SGLang keeps seeds in 64 bits"
 LEAST_TEMPERATURE = 1e-6
 TEMPERATURE_IS = "below 0.000001 SGLang takes it for 0, which is greedy, and far above 1 every token is as likely"
 
+BIAS_IS = "at 100 nothing else is chosen, and float32 has no room for differences of logits beside much more"
+
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Bias = Annotated[float, Field(ge=-1e9, le=100.0, description=BIAS_IS)]
+NewTokens = Annotated[
+    int, Field(ge=0), WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}]})
+]
+JsonSchema = Annotated[
+    str | None, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]})
+]
 
+#: Keys that any request has: what else it asks for is likelier to be to blame.
+PLAIN = ("rid", "input_ids", "max_new_tokens", "dp_rank", "expect")
 #: Keys that hold a text to a grammar.
 GRAMMARS = ("json_schema", "regex", "ebnf")
 #: Keys that change which token is the best of a row, and those that cut a distribution off.
@@ -35,6 +58,8 @@ OF_LOGPROBS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob")
 #: What SGLang takes for the schema of any JSON text.
 ANY_JSON = "$$ANY$$"
 EXAMPLE = '{"type": "boolean"}'
+#: What max_new_tokens null is until its scenario says how much room is left; nobody can write it.
+NO_NUMBER = -1
 
 
 class Strict(BaseModel):
@@ -50,12 +75,14 @@ class RequestSpec(Strict):
     exhaustion: it alone outgrows the pool, and SGLang gives it up.
 
     It ends at the checkpoint's EOS too, unless ignore_eos; tiny pairs of ours have none that counts. What is left
-    at its default is not sent. unlimited: max_new_tokens is not sent either: it is the number that SGLang comes to.
+    at its default is not sent. unlimited: max_new_tokens was null, as it is sent and written in JSON; the number is the
+    one that SGLang comes to (`scenario.numbered`).
+    input_embeds: SGLang gets the target's own embeddings of the prompt's tokens, and never sees their ids.
     """
 
     rid: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,40}$")]
     input_ids: Annotated[tuple[int, ...], Field(min_length=1)]
-    max_new_tokens: Annotated[int, Field(ge=0)] = 16
+    max_new_tokens: NewTokens = 16
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False, description=TEMPERATURE_IS)] = 0.0
     sampling_seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = Field(default=None, description=SEED_IS)
     stop_token_ids: tuple[int, ...] = ()
@@ -70,13 +97,13 @@ class RequestSpec(Strict):
     presence_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(gt=0.0, le=2.0)] = 1.0
     min_new_tokens: Annotated[int, Field(ge=0)] = 0
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Bias] | None = None
     custom_logit_processor: Processor | None = None
     custom_params: dict[str, Any] | None = None
     stop: tuple[str, ...] = ()
     stop_regex: tuple[str, ...] = ()
     no_stop_trim: bool = False
-    json_schema: str | None = None
+    json_schema: JsonSchema = None
     regex: str | None = None
     ebnf: str | None = None
     require_reasoning: bool = False
@@ -88,8 +115,21 @@ class RequestSpec(Strict):
     return_hidden_states: bool = False
     stream: bool = False
     stream_interval: Annotated[int, Field(ge=1)] | None = None
-    unlimited: bool = False
+    unlimited: SkipJsonSchema[bool] = False
+    input_embeds: bool = False
     expect: Literal["answer", "refusal", "exhaustion"] = "answer"
+
+    @field_validator("max_new_tokens", mode="wrap")
+    @classmethod
+    def _number_or_none(cls, value: Any, check: ValidatorFunctionWrapHandler) -> int:
+        return NO_NUMBER if value is None else int(check(value))
+
+    @model_serializer(mode="wrap")
+    def _as_written(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        made: dict[str, Any] = write(self)
+        if info.mode == "json" and made.pop("unlimited", False):
+            made["max_new_tokens"] = None
+        return made
 
     @field_validator("temperature")
     @classmethod
@@ -142,6 +182,11 @@ class RequestSpec(Strict):
             raise ValueError("an empty text is no grammar\n  allowed: null (leave it out), or a text")
         return value
 
+    @field_validator("json_schema", mode="before")
+    @classmethod
+    def _schema_as_text(cls, value: Any) -> Any:
+        return json.dumps(value) if isinstance(value, dict) else value
+
     @field_validator("json_schema")
     @classmethod
     def _schema_is_json(cls, value: str | None) -> str | None:
@@ -149,7 +194,7 @@ class RequestSpec(Strict):
             json.loads("{}" if value in (None, ANY_JSON) else str(value))
         except ValueError as error:
             raise ValueError(
-                f"is no JSON: {error}\n  allowed: a JSON schema in quotes, for example {json.dumps(EXAMPLE)}"
+                f"is no JSON: {error}\n  allowed: a JSON schema, for example {EXAMPLE}, or the same in quotes"
             ) from error
         return value
 
@@ -176,7 +221,7 @@ class RequestSpec(Strict):
         """What SGLang makes of it: itself, or with n > 1 a request that reads the prompt, `.0`, then n samples."""
         if self.n == 1:
             return (self,)
-        reads = {"rid": f"{self.rid}.0", "n": 1, "max_new_tokens": 1, "stream": False}
+        reads = {"rid": f"{self.rid}.0", "n": 1, "max_new_tokens": 1, "unlimited": False, "stream": False}
         samples = (self.model_copy(update={"rid": f"{self.rid}.{i}", "n": 1}) for i in range(1, self.n + 1))
         return (self.model_copy(update=reads), *samples)
 
@@ -205,7 +250,7 @@ class RequestSpec(Strict):
 
     @model_validator(mode="after")
     def _least_is_no_more_than_most(self) -> RequestSpec:
-        if self.min_new_tokens > self.max_new_tokens:
+        if self.min_new_tokens > self.max_new_tokens != NO_NUMBER:
             raise ValueError(
                 f"min_new_tokens {self.min_new_tokens} is above max_new_tokens {self.max_new_tokens}\n"
                 f"  allowed: 0 to {self.max_new_tokens}, or a larger max_new_tokens"
@@ -258,5 +303,5 @@ SAMPLING = (
 )
 GENERATE = (
     *("custom_logit_processor", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"),
-    *("return_hidden_states", "stream", "require_reasoning", "lora_path"),
+    *("return_hidden_states", "stream", "require_reasoning", "lora_path", "input_embeds"),
 )

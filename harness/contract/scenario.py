@@ -12,10 +12,10 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from harness.contract import scenario_v1
-from harness.contract.requests import SEED_IS, RequestSpec, Strict
+from harness.contract.requests import NO_NUMBER, SEED_IS, RequestSpec, Strict
 
 SCENARIO_SCHEMA: Literal[2] = 2
 
@@ -125,6 +125,10 @@ class SpecConfig(Strict):
         return 0 if self.algorithm == "MTP" else max(0, self.num_steps - 1)
 
 
+#: What SGLang calls that dtype of a cache.
+BFLOAT16 = ("bf16", "bfloat16")
+
+
 class EngineConfig(Strict):
     """Server settings. All are fixed at boot but chunked_prefill_size and running_limit, which a scenario may change.
 
@@ -145,10 +149,10 @@ class EngineConfig(Strict):
 
     enable_mixed_chunk: requests that run join a batch of prompt chunks, with a plain decode of one token each.
 
-    disaggregation: prompts run on one engine and decoding on another, each with these settings (running_limit, dp_size
-    and tp_size: the decode side's; the prefill side has one rank). disaggregation_decode_radix_cache: the decode side
-    keeps a prefix cache; releases before 0.5.23 refuse that beside speculation. disaggregation_prefill: what of
-    max_total_tokens and radix_cache the prefill side has otherwise.
+    disaggregation: prompts run on one engine and decoding on another, each with these settings (running_limit and
+    dp_size: the decode side's, whose prefill side then has one rank). disaggregation_decode_radix_cache: the decode
+    side keeps a prefix cache; releases before 0.5.23 refuse that beside speculation. disaggregation_prefill: what of
+    max_total_tokens and radix_cache the prefill side has otherwise, and dp_size, if it is to have those ranks too.
 
     deterministic_inference: a request's seed decides what it samples, whoever shares its batch. rejection_sampling:
     drafts are drawn from the draft's distribution and verified against it, instead of the draft's best.
@@ -190,7 +194,7 @@ class EngineConfig(Strict):
     enable_mixed_chunk: bool = False
     disaggregation: bool = False
     disaggregation_decode_radix_cache: bool = False
-    disaggregation_prefill: dict[Literal["max_total_tokens", "radix_cache"], int | bool] = Field(default={})
+    disaggregation_prefill: dict[Literal["max_total_tokens", "radix_cache", "dp_size"], int | bool] = Field(default={})
     disable_hybrid_swa_memory: bool = True
     enable_unified_radix_tree: bool = False
     deterministic_inference: bool = False
@@ -208,6 +212,12 @@ class EngineConfig(Strict):
     def attention_tp_size(self) -> int:
         """TP ranks of each DP rank, which share its requests: 1 where every rank has its own."""
         return self.tp_size // self.dp_size
+
+    @property
+    def draft_rounding(self) -> str:
+        """The dtype whose rounding the draft's rows have: that of the KV cache, where it is the coarser."""
+        asked = self.server_args.get("speculative_draft_kv_cache_dtype")
+        return "bfloat16" if asked in BFLOAT16 else self.dtype
 
     @property
     def prefill_side(self) -> EngineConfig:
@@ -292,6 +302,12 @@ class Scenario(Strict):
     script: Annotated[tuple[Op, ...], Field(min_length=1)]
     wants: tuple[str, ...] = ()
 
+    @field_validator("requests")
+    @classmethod
+    def _numbers(cls, requests: tuple[RequestSpec, ...], info: ValidationInfo) -> tuple[RequestSpec, ...]:
+        engine = info.data.get("engine")
+        return requests if engine is None else numbered(requests, engine)
+
     @model_validator(mode="after")
     def _names_resolve(self) -> Scenario:
         rids = [request.rid for request in self.requests]
@@ -338,6 +354,9 @@ class Scenario(Strict):
         the second one changed none either.
         """
         content = scenario_v1.downgrade(self.model_dump(mode="json", exclude_defaults=True))
+        for request, one in zip(self.requests, content["requests"], strict=True):
+            if request.unlimited:  # as it was written before null was
+                one |= {"max_new_tokens": request.max_new_tokens, "unlimited": True}
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -377,6 +396,16 @@ def room(prompt: int, engine: EngineConfig) -> int:
     return min(engine.context_length, engine.max_total_tokens) - 2 - prompt
 
 
+def numbered(requests: tuple[RequestSpec, ...], engine: EngineConfig) -> tuple[RequestSpec, ...]:
+    """Those that ask for no number of new tokens with the one that SGLang comes to; 0 where the prompt leaves none."""
+    return tuple(
+        one.model_copy(update={"max_new_tokens": max(0, room(len(one.input_ids), engine)), "unlimited": True})
+        if one.unlimited or one.max_new_tokens == NO_NUMBER
+        else one
+        for one in requests
+    )
+
+
 TRANSFERS = ("hold", "release", "fail", "drop", "late", "land", "fake")
 
 
@@ -411,6 +440,10 @@ def _check_sides(scenario: Scenario) -> None:
         )
     if scenario.engine.disaggregation_prefill and not scenario.engine.disaggregation:
         raise ValueError("engine.disaggregation_prefill needs engine.disaggregation\n  allowed: both, or neither")
+    if scenario.engine.prefill_side.dp_size != scenario.engine.dp_size:
+        raise ValueError(
+            f"engine.disaggregation_prefill has another dp_size than engine\n  allowed: {scenario.engine.dp_size}"
+        )
     if scenario.engine.prefill_cuda_graph and not scenario.engine.cuda_graph:
         raise ValueError("engine.prefill_cuda_graph needs engine.cuda_graph\n  allowed: both, or neither")
     for name in ("enable_dp_lm_head", "dp_spec_prefill_coordination"):

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.contract.json_files import BadDocument, Spelling
+from harness.contract.requests import RequestSpec
+from harness.contract.usage import nearest
 
 SPEC = {"k": "num_steps", "t": "eagle_topk", "n": "num_draft_tokens"}
 ENGINE = {
@@ -30,6 +32,16 @@ ENGINE = {
     "rejection": "rejection_sampling",
 }
 REQUEST = {"prompt": "input_ids", "seed": "sampling_seed", "stop_ids": "stop_token_ids"}
+#: Keys of requests to SGLang's and OpenAI's servers that a scenario has none of, and where what they say stands here.
+FOREIGN = {
+    "sampling_params": "what is in it stands in the request itself",
+    "max_tokens": "SGLang calls it max_new_tokens",
+    "max_completion_tokens": "SGLang calls it max_new_tokens",
+    "logprobs": "SGLang calls it return_logprob, and top_logprobs_num",
+    "response_format": "a schema stands in json_schema",
+    "text": "a request has token ids, in input_ids; texts of yours go through --prompts",
+    "messages": "a request has token ids, in input_ids; texts of yours go through --prompts",
+}
 #: kinds of ops
 OPS = {"tick": "step", "fault": "mutant"}
 
@@ -64,6 +76,7 @@ def spelling(content: Any) -> Spelling:
         return Spelling(
             today=lambda path, key: _names_at(path).get(key, ""),
             word=lambda path, value: OPS.get(value, "") if _is_kind(path) else "",
+            foreign=_foreign,
         )
     used = {(path, key) for path, one in _objects(content) for key in one}
 
@@ -71,7 +84,12 @@ def spelling(content: Any) -> Spelling:
         old = next((old for old, new in _names_at(path).items() if new == key), key)
         return key if (tuple(path), key) in used else old
 
-    return Spelling(written=written)
+    return Spelling(written=written, foreign=_foreign)
+
+
+def _foreign(path: Sequence[str | int], key: str) -> str:
+    near = nearest(key, (*FOREIGN, *RequestSpec.model_fields)) if len(path) == 2 and path[0] == "requests" else ""
+    return f"; {FOREIGN[near]}" if near in FOREIGN else ""
 
 
 def _is_kind(path: Sequence[str | int]) -> bool:

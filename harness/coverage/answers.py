@@ -40,6 +40,18 @@ def sampled_logprobs(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (part for part in verify_parts(trace) if part.rid in told and part.rid in sampled)
 
 
+@coverage_point("log-probabilities of the likeliest tokens came back (top_logprobs_num)")
+def top_logprobs(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    told = _telling(trace, "output_top_logprobs")
+    yield from (part for part in verify_parts(trace) if part.rid in told)
+
+
+@coverage_point("log-probabilities of chosen ids came back (token_ids_logprob)")
+def chosen_logprobs(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    told = _telling(trace, "output_token_ids_logprobs")
+    yield from (part for part in verify_parts(trace) if part.rid in told)
+
+
 @coverage_point("log-probabilities of a prompt came back that was prefilled in chunks")
 def prompt_logprobs_in_chunks(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     told = _telling(trace, INPUT)

@@ -116,3 +116,11 @@ def stop_string_inside_run(scenario: Scenario, trace: Trace) -> Iterator[Place]:
         last = len(scenario.request(end.rid).input_ids) + len(end.output_ids) - 1
         parts = (part for part in parts_of_request(trace, end.rid) if part.record.mode == "DECODE")
         yield from (part for part in parts if part.start < last < part.start + part.length)
+
+
+@coverage_point("a text that a pattern of stop_regex ended")
+def ended_by_stop_regex(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    matched = {event.data["rid"]: event.data["matched"] for event in trace.events if event.name == "text"}
+    for end in trace.ends:
+        if end.reason == "stop" and matched.get(end.rid) in scenario.request(end.rid).stop_regex:
+            yield from parts_of_request(trace, end.rid)[-1:]

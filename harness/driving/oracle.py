@@ -209,7 +209,8 @@ class Oracle:
         cut: the request was aborted, so that the text is wanted as far as it got.
         """
         request, stops = rules.request, rules.ends
-        key = (held, request.model_copy(update={"rid": "", "dp_rank": 0}).model_dump_json(), stops)
+        asked = request.model_copy(update={"rid": "", "dp_rank": 0})
+        key = (held, asked.model_dump_json(), asked.max_new_tokens, stops)
         whole = _is_whole(claim, request, stops)
         text = self._texts.get(key)
         if text is None and (whole or (cut and _may_go_on(claim, request, stops))):

@@ -41,6 +41,11 @@ class OwnPair:
         return self.target.folder, self.draft.folder
 
     @property
+    def named(self) -> tuple[str, str]:
+        """Its folders, as a reproducer keeps them."""
+        return str(self.target.folder), str(self.draft.folder)
+
+    @property
     def _itself(self) -> bool:
         """Whether the target's own layers draft."""
         return self.target.folder == self.draft.folder

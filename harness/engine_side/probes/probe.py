@@ -73,7 +73,7 @@ class Probe:
         module = sys.modules[release.worker_module]
         runner = sys.modules["sglang.srt.model_executor.model_runner"]
         wrap = self.hooks.wrap
-        self.install_rounds()
+        wrap(module, f"{release.worker}.forward_batch_generation", self._round)
         wrap(module, f"{release.draft}.draft", self._draft)
         if self._adaptive:  # a round without steps verifies the last token alone
             wrap(module, f"{release.worker}.{TRIVIAL_VERIFY}", self._draft)
@@ -92,13 +92,6 @@ class Probe:
             self.graphs.on_replay = self._replayed
             self.graphs.on_eager = self._take_given
             self.graphs.before_replay = self.recorder.before_replay
-
-    def install_rounds(self) -> None:
-        """Only which batches ran and what they committed: the token level."""
-        release = self.release
-        module = sys.modules[release.worker_module]
-        self.hooks.wrap(module, f"{release.worker}.forward_batch_generation", self._round)
-        self._verify.install_accepts()
 
     # -- rounds ------------------------------------------------------------------------------------------------
 
@@ -230,7 +223,8 @@ class Probe:
                 return original(runner, forward_batch, *args, **kwargs)
             phase = self.phase_of(runner, forward_batch)
             step = recorder.step if runner.is_draft_worker else 0  # also the layer, where layers draft
-            recorder.last = {"phase": phase, "step": step, "round": recorder.round.index}
+            at = {"step": step, "round": recorder.round.index}
+            recorder.last = {"phase": phase, **at, "rids": recorder.round.rids}
             live = bool(recorder.round.rids)
             replays, is_draft = self._replays, bool(runner.is_draft_worker)
             if live:  # an idle rank has no rows
@@ -334,7 +328,8 @@ class Probe:
             phase = draft if is_draft else target
             self._entered(phase, graph=batch, count=count)
         if captured.runs:
-            recorder.last = {"phase": phase, "step": recorder.step - 1 if is_draft else 0, "round": current.index}
+            at = {"step": recorder.step - 1 if is_draft else 0, "round": current.index}
+            recorder.last = {"phase": phase, **at, "rids": current.rids}
 
     def phase_of(self, runner: Any, forward_batch: Any) -> str:
         """The Phase of a forward that `runner` is about to run in the current round."""
