@@ -165,6 +165,7 @@ _DP = Family(
         *parts(DP_BOOTS["dp-apart"], prefix="apart-"),
         *rank_shapes(DP_BOOTS["dp-lm-head"], prefix="lm-head-", only=("held-back", "uneven-batches")),
         *rank_shapes(DP_BOOTS["dp-layers"], prefix="layers-", only=("held-back", "uneven-batches")),
+        *rank_shapes(DP_BOOTS["dp-layers-head"], prefix="layers-head-", only=("held-back",)),
     ),
     boots=tuple(DP_BOOTS.values()),
     # How ranks pad is the release's choice, and older ones have no coordination.
@@ -420,27 +421,8 @@ _RECURRENT = Family(
 )
 
 _ALL = (
-    *(
-        _EAGLE,
-        _EAGLE3,
-        _TREE,
-        _PAGED,
-        _MLA,
-        _MTP,
-        _WINDOW,
-        _RECURRENT,
-        _HICACHE,
-        _TRAINED,
-        _TEXTS,
-        _DP,
-        _TP,
-        _ADAPTIVE,
-        _MIXED,
-        _WEIGHTS,
-        _ADAPTERS,
-        _HOT,
-    ),
-    *(_DISAGG, _DISAGG_DP),
+    *(_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _WINDOW, _RECURRENT, _HICACHE, _TRAINED, _TEXTS, _DP, _TP),
+    *(_ADAPTIVE, _MIXED, _WEIGHTS, _ADAPTERS, _HOT, _DISAGG, _DISAGG_DP),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 #: What a test session drives of families it was not asked for.

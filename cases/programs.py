@@ -306,7 +306,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),
     "dp": (_IDLE_BESIDE,),
-    "dp-layers": tuple(rank_shapes(DP_BOOTS["dp-layers"], prefix="layers-", only=("uneven-batches",))),
+    "dp-layers": tuple(rank_shapes(DP_BOOTS["dp-layers-head"], prefix="layers-head-", only=("held-back",))),
     "dp-lm-head": (_IDLE_BESIDE.model_copy(update={"engine": _OF_ITS_OWN_LOGITS}),),
     "coordinated": (_COORDINATED,),
     "adaptive": tuple(on_boot(ADAPTIVE_BOOTS["adaptive"], only=("four-together",))),

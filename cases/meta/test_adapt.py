@@ -9,7 +9,8 @@ from cases import catalogue
 from cases.fixed import default_scenarios
 from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.contract.usage import UsageError
-from harness.driving.adapt import Wanted, adapted, check_possible, refusal, undrawn
+from harness.driving.adapt import Wanted, adapted
+from harness.driving.refusals import check_possible, refusal, undrawn
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import GRAPH_SIZES, build_launch, dtype_on
 

@@ -75,7 +75,7 @@ def with_margin(reference, margin, *committed):
     return replace(
         reference,
         events=tuple(
-            replace(event, data={**event.data, "margin": margin})
+            replace(event, data={**event.data, "margin": margin, "distance": margin})
             if event.name == "sampled" and (not committed or event.data["committed"] in committed)
             else event
             for event in reference.events

@@ -26,7 +26,7 @@ from harness.cli.outcome import Exit, attempt
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
 from harness.coverage import POINTS
-from harness.driving.adapt import check_possible
+from harness.driving.refusals import check_possible
 from harness.engines import envs
 from harness.engines.engine import Engine
 
@@ -270,6 +270,7 @@ REFUSED = {
     "replay-foreign": (["replay", "empty"], "empty is not a reproducer folder"),
     "report-nothing-to-write": (["report", "empty"], "--html FILE"),
     "report-one-file": (["report", "runs/latest", "--html", "one", "--markdown", "./one"], "one file: one"),
+    "seconds-without-end": (["fuzz", "--seconds", "inf"], "'--seconds': Input should be less than or equal to"),
     "typed-option": (["run", "--enigne", "0.5.11"], "--engine"),
     "typed-command": (["runn"], "'run'"),
     "typed-negative": (["matrix", "--nights", "nights", "--seed", "-1"], "'--seed': Input should be greater"),
@@ -384,6 +385,13 @@ def test_help_onto_a_full_disk_is_neither_a_divergence_nor_a_traceback(command):
         )
     assert done.returncode == Exit.UNKNOWN
     assert done.stderr.startswith("eaglecheck: cannot write: No space left on device\n")
+
+
+def test_what_a_terminal_has_no_letter_for_is_printed_all_the_same():
+    command = [sys.executable, "-m", "harness.cli", "findings", "F-025"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"?" in done.stdout
 
 
 @pytest.mark.parametrize("command", ["", "run"])

@@ -15,7 +15,7 @@ from harness.contract.json_files import BadDocument, NotJSON, parsed, validated
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import POOL, EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.usage import UsageError
-from harness.driving.adapt import impossible
+from harness.driving.refusals import impossible
 from harness.engines.launch import BOOT_CHUNK, boot_chunk
 from harness.night.records import Night
 
@@ -88,6 +88,7 @@ def test_a_scenario_file_is_read_without_guessing(name, tmp_path):
         (b"[1] 2", "Extra data"),
         (b"\xff\xfe", "position 0"),
         (b"[" * 100000, "nested too deep"),
+        (b'["\\ud800"]', r"half of a character, \\ud800"),
         (b'{"a": ' + b"9" * 5000 + b"}", "digits"),
     ],
 )

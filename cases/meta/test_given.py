@@ -18,7 +18,8 @@ from harness.cli.programs import check_scenarios
 from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.contract.types import Outcome
 from harness.contract.usage import UsageError
-from harness.driving.adapt import Wanted, adapted, untaken
+from harness.driving.adapt import Wanted, adapted
+from harness.driving.refusals import untaken
 from harness.engine_side.hooks import ImportHooks
 from harness.engine_side.host.given import given
 from harness.engine_side.replacement_kernels.cpu_ops import CpuOps

@@ -30,7 +30,7 @@ def side(classes, rank=0):
         kv_data_ptrs=[kv.ctypes.data], kv_item_lens=[PAGE], aux_data_ptrs=[rows.ctypes.data], aux_item_lens=[PAGE]
     )
     args.engine_rank = rank
-    return classes["manager"](args, "x", None), kv, rows
+    return classes["manager"](args, "x", SimpleNamespace(tp_size=2, dp_size=1)), kv, rows
 
 
 @pytest.fixture

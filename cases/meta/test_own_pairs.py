@@ -24,6 +24,7 @@ from harness.driving.checkpoint_files import read_checkpoint
 from harness.driving.drive import sampling_of
 from harness.driving.own_pair import described, own_pair
 from harness.driving.progress import hardly_agrees
+from harness.driving.refusals import pair_too_old
 from reference.checkpoint import DamagedError, Weights
 
 
@@ -246,6 +247,13 @@ def test_an_option_of_prompts_alone_is_refused_without_them(option):
 def test_graph_sizes_without_graphs_are_refused():
     with pytest.raises(UsageError, match="no scenario runs in CUDA graphs"):
         adapted([fixed.default_scenarios()[0]], Wanted(cuda_graph_max_bs=2), device="cpu")
+
+
+def test_a_pair_of_a_kind_that_a_release_does_not_run_is_refused_before_its_boot(tmp_path):
+    made = checkpoints.make("hybrid-tiny", tmp_path)
+    own = own_pair(made.target, made.draft)
+    assert "0.5.23" in pair_too_old(own, version="0.5.13", device="cpu")
+    assert pair_too_old(own, version="0.5.23", device="cpu") == pair_too_old(own, version="0.5.17", device="cuda") == ""
 
 
 @pytest.mark.parametrize(

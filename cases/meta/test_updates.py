@@ -25,8 +25,8 @@ from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.trace import Event
 from harness.contract.types import Kind, Outcome, Phase
 from harness.contract.usage import UsageError
-from harness.driving.adapt import refusal, unpredicted, unwitnessed
 from harness.driving.oracle import OWN, SEVERAL, of_requests, weights_in_force
+from harness.driving.refusals import refusal, unpredicted, unwitnessed
 from harness.engine_side.host import weights
 from reference import lora
 from reference.checkpoint import CheckpointError

@@ -103,6 +103,9 @@ class _Said(BaseModel):
     output_ids: tuple[int, ...] = ()
     margins: tuple[float | str, ...] = ()
     margin: float | str = 0.0
+    distance: float = 0.0
+    own_distance: float = 0.0
+    spread: float = 0.0
     coins: dict[str, _Coins] = {}
     thresholds: tuple[float, float] = (1.0, 1.0)
     rule: str = ""

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from harness.contract.align import Aligned, align
 from harness.contract.batches import Part, Share, parts_of
-from harness.contract.measured import LogitNoise, logit_noise, target_scales
+from harness.contract.measured import LogitNoise, end_noise, logit_noise, target_scales
 from harness.contract.scenario import Scenario
 from harness.contract.tolerance import budget_for, tie_limit
 from harness.contract.trace import EOS, Rows, Trace
@@ -90,6 +90,8 @@ class Evidence:
     logit_noise: LogitNoise
     #: how large target logits of each request are, and how far rounding moves them
     target_scales: dict[str, tuple[float, float]]
+    #: the same, as the ends of the intervals show it in which something was drawn
+    end_noise: float = 0.0
 
     def text(self, share: Share) -> Mapping[int, int]:
         """index -> token of a request as a batch of it has them, those among them that a retraction took back."""
@@ -164,6 +166,7 @@ def gather(scenario: Scenario, engine: Trace, reference: Trace | None) -> Eviden
         scheduler_steps={(record.dp_rank, record.index): record.scheduler_step for record in engine.rounds},
         logit_noise=noise,
         target_scales=target_scales(reference, noise),
+        end_noise=end_noise(reference),
     )
 
 

@@ -23,18 +23,19 @@ from harness.contract.outputs import check_target, write_json
 from harness.contract.providers import WITNESS
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
-from harness.driving.adapt import NOTHING, Wanted, undrawn
+from harness.driving.adapt import NOTHING, Wanted
 from harness.driving.own_pair import OwnPair, own_pair
 from harness.driving.progress import Plan, RunResult
+from harness.driving.refusals import undrawn
 from harness.driving.runner import run
 from harness.engines import envs
 from reports.prose import say
 from reports.terminal import LiveLine, render_run
 
-#: Without --examples and --seconds; and how many an engine gets through in a second at most.
-EXAMPLES, A_SECOND = 100, 10
-#: Seconds of scenarios that are worth a boot, which takes as long.
-WORTH_A_BOOT = 30
+#: Without --examples and --seconds; how many an engine gets through in a second at most; and seconds of a day.
+EXAMPLES, A_SECOND, LONGEST = 100, 4, 86400
+#: Seconds of scenarios that are worth a boot, which takes as long; and scenarios that take some seconds to draw.
+WORTH_A_BOOT, WORTH_SAYING = 30, 2000
 
 
 @guarded
@@ -53,7 +54,9 @@ def command(
         int | None,
         typer.Option(min=1, help="Scenarios in all, the boot configurations taking turns. Default: 100."),
     ] = None,
-    seconds: Annotated[float | None, typer.Option(min=1, help="Stop after so long, the engines' boots apart.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=1, max=LONGEST, help="Stop after so long, the engines' boots apart.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same scenarios. Default: random.")] = None,
     shrink: Annotated[
         float, typer.Option(min=0, help="Seconds for making each failure small; 0 leaves them as they are.")
@@ -94,6 +97,8 @@ def command(
     boots, left_out = [one for one, _ in shares], boots[len(shares) :]
     if left_out:
         say(console, _too_few(count, left_out))
+    if count > WORTH_SAYING:
+        say(console, f"drawing {count} scenarios first")
     scenarios = [one for each, share in shares for one in generate(each, count=share, seed=chosen)]
     prepare.check_device(device)
     env = prepare.engine_environment(version, lambda text: say(console, text)) if device == "cuda" else None

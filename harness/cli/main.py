@@ -5,7 +5,9 @@ Exit codes: 0 pass, 1 divergence, 2 usage error, 3 unknown, 4 internal error.
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -48,7 +50,10 @@ class Commands(TyperGroup):
         return super().parse_args(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Help is printed outside every command, and to a full disk too."""
+        """Help is printed outside every command, and to a full disk too. What a terminal has no letter for is a `?`."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
         with full_output_reported():
             return super().main(*args, **kwargs)
 

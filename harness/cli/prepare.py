@@ -25,25 +25,15 @@ from harness.contract.providers import AUTO, WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
-from harness.driving.adapt import (
-    DEVICES,
-    NOTHING,
-    Wanted,
-    adapted,
-    called,
-    check_possible,
-    undrawn,
-    unpredicted,
-    untaken,
-    unwitnessed,
-)
+from harness.driving.adapt import NOTHING, Wanted, adapted
 from harness.driving.footprint import CONTEXT_MIB, WORKSPACE_MIB, Footprint, footprint, kept_a_row
 from harness.driving.own_pair import OwnPair, described
 from harness.driving.pairs import NoProviderError, checkpoint_pairs, load_now
 from harness.driving.place import CPU, Place
 from harness.driving.progress import Plan, Setup
+from harness.driving.refusals import called, check_possible, pair_too_old, undrawn, unpredicted, untaken, unwitnessed
 from harness.engines import envs
-from harness.engines.launch import CpuAttention, dtype_on
+from harness.engines.launch import BACKENDS, CpuAttention, dtype_on
 from harness.engines.served_models import cannot_be_drafted_for
 
 #: Pull requests that SGLang's own switch (SGLANG_DEBUG_REVERT_PR, from 0.5.13 on) can revert.
@@ -95,6 +85,8 @@ def make_plan(
     check_possible(scenarios, version=version, device=device, files=files)
     check_drafted_for(own, env or envs.state(version))
     check_scenarios(scenarios, device=device, own=own, files=files)
+    if own is not None and (why := pair_too_old(own, version=version, device=device)):
+        raise UsageError(why)
     typed, assumed = check_assumed(assumed), check_assumed(sorted({*assumed, *usual}))
     drafts = [(one.spec, one.engine) for one in scenarios]
     for text in known_issues.without_effect(assumed, drafts, release=version, device=device):
@@ -268,8 +260,8 @@ def runs_root(folder: Path | None) -> Path:
 
 
 def check_device(device: str) -> None:
-    if device not in DEVICES:
-        raise UsageError(unknown("--device", device, DEVICES))
+    if device not in BACKENDS:
+        raise UsageError(unknown("--device", device, BACKENDS))
     if device == "cuda" and not has_gpu():
         raise UsageError("--device cuda: this machine has no NVIDIA GPU\n  allowed here: cpu; look:  eaglecheck doctor")
 

@@ -27,8 +27,9 @@ from harness.contract.requests import GRAMMARS, RequestSpec
 from harness.contract.scenario import Op, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
-from harness.driving.adapt import Wanted, called, refused_setting
+from harness.driving.adapt import Wanted, refused_setting
 from harness.driving.own_pair import OwnPair
+from harness.driving.refusals import called
 from harness.engines.launch import BACKENDS
 from harness.engines.server_args import taken
 from reference.languages import unreadable

@@ -36,7 +36,12 @@ class NotJSON(BadDocument):
 def parsed(content: bytes) -> Any:
     """The value that `content` holds; NotJSON for anything else, for NaN, and for a key that is there twice."""
     try:
-        return json.loads(content.decode("utf-8-sig"), object_pairs_hook=_object, parse_constant=_no_number)
+        found = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_object, parse_constant=_no_number)
+        if b"\\u" in content:
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
+    except UnicodeEncodeError as error:
+        raise NotJSON(f"a text in it holds half of a character, \\u{ord(error.object[error.start]):x}") from error
     except RecursionError as error:
         raise NotJSON("its brackets are nested too deep") from error
     except NotJSON:

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from harness.contract.conditions import NO_DRAFT, DraftFacts, compiled, holds, settings_of
 from harness.contract.json_files import BadDocument, validated
-from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
+from harness.contract.scenario import Algorithm, EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import unknown
 
 #: Where the pages are, in a checkout and in an installed wheel alike.
@@ -40,7 +40,6 @@ Rate = Annotated[float, Field(gt=0.0, le=1.0)]
 Severity = Literal[
     "crash", "hang", "wrong text", "leak", "lower acceptance", "limit exceeded", "wrong returned data", "wasted work"
 ]
-Algorithm = Literal["EAGLE", "EAGLE3", "MTP"]
 
 
 class _Page(BaseModel):

@@ -5,13 +5,17 @@ This module must not judge: it says how large errors are that rounding makes.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
 from harness.contract.noise import (
     ALLOWANCE,
+    DIFFERENCE,
     LOGIT_LUCK,
     Floats,
     Ints,
@@ -140,6 +144,21 @@ def target_scales(reference: Trace | None, noise: LogitNoise) -> dict[str, tuple
         before = found.get(rid, (0.0, float("nan")))
         found[rid] = (max(before[0], scale), float(np.fmax(before[1], most)))
     return found
+
+
+def end_noise(reference: Trace | None) -> float:
+    """What the ends of intervals say of the greatest error of a row's top logits; 0 where no second run says anything.
+
+    Errors that tokens share move an end farther than independent ones of the same size do. By how far the second run's
+    nearest end lies from the truth's, the median over all draws, which a run that was nearest to another end at times
+    does not move.
+    """
+    moved = [
+        math.sqrt(2) * abs(float(event.data["own_distance"]) - float(event.data["distance"])) / event.data["spread"]
+        for event in (() if reference is None else reference.events)
+        if "own_distance" in event.data
+    ]
+    return statistics.median(moved) / (NormalDist().inv_cdf(0.75) * DIFFERENCE) if moved else 0.0
 
 
 def usual_ties(reference: Trace, noise: LogitNoise, rows: Ints) -> float | None:

@@ -152,7 +152,7 @@ class EngineConfig(Strict):
     disaggregation: prompts run on one engine and decoding on another, each with these settings (running_limit and
     dp_size: the decode side's, whose prefill side then has one rank). disaggregation_decode_radix_cache: the decode
     side keeps a prefix cache; releases before 0.5.23 refuse that beside speculation. disaggregation_prefill: what of
-    max_total_tokens and radix_cache the prefill side has otherwise.
+    max_total_tokens and radix_cache the prefill side has otherwise, and dp_size, if it is to have those ranks too.
 
     deterministic_inference: a request's seed decides what it samples, whoever shares its batch. rejection_sampling:
     drafts are drawn from the draft's distribution and verified against it, instead of the draft's best.
@@ -194,7 +194,7 @@ class EngineConfig(Strict):
     enable_mixed_chunk: bool = False
     disaggregation: bool = False
     disaggregation_decode_radix_cache: bool = False
-    disaggregation_prefill: dict[Literal["max_total_tokens", "radix_cache"], int | bool] = Field(default={})
+    disaggregation_prefill: dict[Literal["max_total_tokens", "radix_cache", "dp_size"], int | bool] = Field(default={})
     disable_hybrid_swa_memory: bool = True
     enable_unified_radix_tree: bool = False
     deterministic_inference: bool = False
@@ -440,6 +440,10 @@ def _check_sides(scenario: Scenario) -> None:
         )
     if scenario.engine.disaggregation_prefill and not scenario.engine.disaggregation:
         raise ValueError("engine.disaggregation_prefill needs engine.disaggregation\n  allowed: both, or neither")
+    if scenario.engine.prefill_side.dp_size != scenario.engine.dp_size:
+        raise ValueError(
+            f"engine.disaggregation_prefill has another dp_size than engine\n  allowed: {scenario.engine.dp_size}"
+        )
     if scenario.engine.prefill_cuda_graph and not scenario.engine.cuda_graph:
         raise ValueError("engine.prefill_cuda_graph needs engine.cuda_graph\n  allowed: both, or neither")
     for name in ("enable_dp_lm_head", "dp_spec_prefill_coordination"):

@@ -137,7 +137,7 @@ def build_launch(
     if not engine.disaggregation:
         return launch
     prefill, decode = (replace(launch, boot=_side(boot, side, engine=engine)) for side in ("prefill", "decode"))
-    return replace(prefill, ranks=1 if engine.dp_size > 1 else engine.tp_size, beside=decode)
+    return replace(prefill, ranks=prefill.boot["arguments"]["tp_size"], beside=decode)
 
 
 def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str, Any]:
@@ -153,7 +153,9 @@ def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str,
         own["disable_cuda_graph"] = True
         own["max_total_tokens"] = engine.prefill_side.max_total_tokens
         own["disable_radix_cache"] = not engine.prefill_side.radix_cache
-        if engine.dp_size > 1:  # what is idle beside a hand-over are ranks of the decode side
+        if (
+            engine.dp_size > 1 and "dp_size" not in engine.disaggregation_prefill
+        ):  # what is idle beside a hand-over are ranks of the decode side
             own |= {"tp_size": 1, "dp_size": 1, "enable_dp_attention": False}
             own["max_running_requests"] = engine.max_running_requests
             environment.pop(CORES, None)

@@ -123,7 +123,7 @@ def _install_in(
         if controller := getattr(scheduler.tree_cache, "cache_controller", None):
             host = HostProbe(recorder, controller, probe.attention.rows)
             host.install(probe.hooks, scheduler.tree_cache)
-            gate.settle, gate.forget = host.settle, host.forget
+            gate.settle, gate.forget, gate.rest = host.settle, host.forget, scheduler.tree_cache.check_hicache_events
         gate.make_mutants = lambda: _make_mutants(probe, scheduler, tp_rank=ranks[1])
     hello = {
         "op": "hello",

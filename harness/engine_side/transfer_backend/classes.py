@@ -43,6 +43,8 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
 
         def __init__(self, args: Any, mode: Any, server_args: Any, is_mla_backend: bool = False) -> None:
             self.kv_args = args
+            # of those that share a request; a prefill side counts all ranks
+            self.rank = args.engine_rank % (server_args.tp_size // (server_args.dp_size or 1))
             self.disaggregation_mode = mode
             self.prefill_info_table = _AnyAddress()
             self.req_to_decode_prefix_len: dict[int, int] = {}
@@ -102,7 +104,7 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
 
         def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **kwargs: Any) -> None:
             self.kv_mgr, self.bootstrap_room = mgr, bootstrap_room
-            self.room = Room(folder, bootstrap_room, mgr.kv_args.engine_rank)
+            self.room = Room(folder, bootstrap_room, mgr.rank)
             self.pages = self.sent = self.number = 0
             self.row = -1
             self.done = False
@@ -156,7 +158,7 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
 
         def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int | None = None, **kwargs: Any) -> None:
             self.kv_mgr, self.bootstrap_room = mgr, bootstrap_room
-            self.room = Room(folder, bootstrap_room or 0, mgr.kv_args.engine_rank)
+            self.room = Room(folder, bootstrap_room or 0, mgr.rank)
             self.require_staging = self.ready = False
             self.bootstrap_infos: list[Any] = []
             self.want: Want | None = None
