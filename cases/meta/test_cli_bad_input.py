@@ -119,7 +119,6 @@ def _scenarios(work):
         ("negative-token", ["requests", 0, "input_ids"], [1, -2]),
         ("eagle3", ["spec", "algorithm"], "EAGLE3"),
         ("two-ranks", ["engine", "dp_size"], 2),
-        ("other-width", ["engine"], {"disaggregation": True, "tp_size": 2}),
         ("other-rank", ["requests", 0, "dp_rank"], 1),
         ("unknown-coverage-point", ["wants"], ["idle_tik"]),
         ("unknown-checkpoint", ["checkpoint"], "eagle-tin"),
@@ -249,11 +248,6 @@ REFUSED = {
     "file-negative-token": (scenario_file("negative-token"), "token id -2 is outside"),
     "file-eagle3": (scenario_file("eagle3"), "spec.algorithm is 'EAGLE3'"),
     "file-two-ranks": (scenario_file("two-ranks"), "engine.dp_size is 2"),
-    "file-other-width": (
-        scenario_file("other-width"),
-        "engine.tp_size is 2 with engine.disaggregation: hand-overs between sides of several TP ranks are not driven\n"
-        "  allowed: the value of engine.dp_size (1)\n",
-    ),
     "file-other-rank": (scenario_file("other-rank"), "dp_rank 1"),
     "file-unknown-coverage-point": (
         scenario_file("unknown-coverage-point"),

@@ -13,6 +13,7 @@ from cases.meta.test_checks_sampled import (  # noqa: F401  (fixtures)
     sampled,
     with_margin,
 )
+from harness.archive.event_facts import unfit
 from harness.checks.accepts import usual_draws
 from harness.checks.evidence import gather
 from harness.checks.judge import judge
@@ -137,6 +138,8 @@ def test_a_second_run_that_drew_otherwise_says_its_errors_all_the_same(pair, sam
     last = accepts(truth)[-1]
     drawn = with_own(truth, altered(truth, "slot", last, int(truth.rows.ints["slot"][last]) + 1))
     assert np.isfinite(drawn.tensors["own.logits"]).any()
-    assert all("own_distance" in event.data for event in drawn.events if "spread" in event.data)
+    draws = [event for event in drawn.events if "spread" in event.data]
+    assert draws
+    assert all("own_distance" in event.data and not unfit(event.name, event.data) for event in draws)
     verify = np.flatnonzero(truth.rows.strings["phase"] == "VERIFY")[-1]
     assert with_own(truth, altered(truth, "slot", verify, 99)) is truth

@@ -15,6 +15,7 @@ import torch
 
 from cases.meta.published_heads import make_pair
 from cases.meta.speculating import FreeSession
+from harness.archive.event_facts import unfit
 from harness.checks.judge import judge
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
@@ -134,6 +135,7 @@ def test_more_ties_than_rounding_makes_are_a_finding(oracle):
     _, found = roots(scenario, engine, replace(reference, events=(*others, event)))
     assert "tie-rate" in {one.hint for one in found}
     assert all(one.data["usual"] > 0 for one in told)
+    assert [unfit(one.name, one.data) for one in (event, *told)] == [""] * (1 + len(told)), "a stored run is read again"
 
 
 def router(weight):
