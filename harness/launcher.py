@@ -1,4 +1,4 @@
-"""The package `eaglecheck` of an installed wheel: where its command starts, and whatever cuts it off at once.
+"""The package `eaglecheck` of an installed wheel: where its command starts.
 
 A wheel keeps harness/, reference/, cases/ and reports/ in this folder, which is on no import path, so that no other
 program finds a package called `cases`. Only the command puts it there, for itself. A checkout has them on its path.
