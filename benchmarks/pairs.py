@@ -46,7 +46,8 @@ Copies of pairs that people serve with EAGLE, EAGLE-3 or MTP layers: their confi
 two to eight layers and a hidden width of 64 to 128, with random weights. Each was driven on a CPU in float32 with its
 own scenario (three requests, chunks of 16) and four generated ones, and judged as `eaglecheck run` does, those with
 Python files of their own with `--trust-remote-code`. An F-number says what a FAIL may be, by its release, its
-signature and the draft's own files; it changes no verdict. A refusal comes before an engine starts: these are for
+signature and the draft's own files; it changes no verdict. What the reference can follow was judged again as if it were
+asked for with `--assume`, and the verdict is said. A refusal comes before an engine starts: these are for
 a CPU, see [your own pair](../own-pair.md).
 
 `python -m benchmarks.pairs FOLDER --engine 0.5.23 --engine 0.5.13 --table docs/evidence/pairs.md` wrote this page.
@@ -72,16 +73,29 @@ def cell(folder: Path, engines: EnginePool, *, release: str) -> dict[str, Any]:
         )
     except UsageError as error:
         return {**found, "refused": str(error)}
-    if plan.reference == WITNESS:
+    if plan.setup.reference == WITNESS:
         result = run(replace(plan, scenarios=tuple(greedy(plan.scenarios))))
     else:
         result = _driven(plan, engines)
+        found |= _assuming(plan, result)
     return {**found, "said": said, "document": run_document(result)}
+
+
+def _assuming(plan: Plan, result: RunResult) -> dict[str, Any]:
+    """The same traces where the findings that the reference can follow are assumed: which, and what is left."""
+    known = {known for one in result.results for each in one.known.values() for known in each}
+    ids = tuple(sorted(one.id for one in known if one.predicted))
+    if not ids:
+        return {}
+    oracle = load_oracle(*next(iter(plan.pairs.values())), ids)
+    again = [judge_with(oracle, one.scenario, one.trace, setup=plan.setup) for one in result.results]
+    left = {finding.signature for one in again for finding in one.findings if finding.is_root}
+    return {"assumed": ids, "assuming": verdict_of(again).outcome, "left": sorted(left)}
 
 
 def _driven(plan: Plan, engines: EnginePool) -> RunResult:
     """As a run does it, on engines that are forked from one that has imported SGLang, and without a run folder."""
-    oracle = load_oracle(*next(iter(plan.pairs.values())), plan.assumed)
+    oracle = load_oracle(*next(iter(plan.pairs.values())), plan.setup.assumed)
     results = []
     for scenario in plan.scenarios:
         try:
@@ -157,6 +171,9 @@ def _why(folder: Path, found: dict[str, Any], document: dict[str, Any]) -> str:
     )
     pages = {root: [f"[{one.id}](../findings/{one.id}.md)" for one in known.get(root, ())] for root in roots}
     said = [", ".join([f"`{root}`", *pages[root]]) for root in roots]
+    if "assumed" in found:
+        left = f", `{'`, `'.join(found['left'])}` left" if found["left"] else ""
+        said.append(f"{found['assuming']} with {', '.join(found['assumed'])} assumed{left}")
     return "; ".join(
         [place.sub(r"\1", one) for one in refusals]
         + said

@@ -6,7 +6,7 @@
 | a known bug | a file in `corpus/`; `catalogue` says what its keys mean |
 | a family | a `Family` in `families`, its boot configurations in `boots`, its name in docs/scenarios.md and README |
 | a way to bring about a coverage point | a function in `templates` or `templates_handoff` |
-| a change that must not matter | a function in `relations` |
+| a change that must not matter | a function in `meta/relations` |
 | a pair | a line in `checkpoints.RECIPES` |
 | a trained pair | a folder as `training.train` writes it, and a line in `checkpoints.RECIPES` |
 | a draft head | first `reference`; then a record in `recipes`, a `*_weights` module and a line in `checkpoints.KINDS` |

@@ -31,6 +31,7 @@ from cases import (
     eagle3_weights,
     hybrid_weights,
     llama_weights,
+    mamba_weights,
     mla_weights,
     mtp_weights,
     oss_weights,
@@ -48,6 +49,7 @@ from cases.recipes import (
     HalfOssRecipe,
     HybridRecipe,
     LatentRecipe,
+    MambaRecipe,
     MtpRecipe,
     Noise,
     NormedRecipe,
@@ -146,6 +148,7 @@ RECIPES: dict[str, Recipe] = {
         # Recurrent states beside attention, and a NextN layer for a draft.
         HybridRecipe(name="hybrid-tiny", seed=20250911),
         DenseHybridRecipe(name="hybrid-dense", seed=20260216),
+        MambaRecipe(name="hybrid-mamba", seed=20250404),
         TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),
         # Stirred (below): no two tensors are alike, and no two sizes that mean different things are one.
         Recipe(name="eagle-apart", seed=20261150, **_APART, upper_gain=0.03),
@@ -203,7 +206,7 @@ STIRRED = frozenset(
     for name, recipe in RECIPES.items()
     if "-apart" in name
     or name in ("eagle3-next", "mtp-next", "mla-next", "mla-next512")  # so that a norm that is not updated shows
-    or isinstance(recipe, GptOssRecipe | WindowedRecipe | HybridRecipe)
+    or isinstance(recipe, GptOssRecipe | WindowedRecipe | HybridRecipe | MambaRecipe)
 )
 #: What makes the pair of a kind of recipe.
 KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
@@ -219,6 +222,7 @@ KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
     HalfOssRecipe: oss_weights.pair,
     HybridRecipe: hybrid_weights.pair,
     DenseHybridRecipe: hybrid_weights.pair,
+    MambaRecipe: mamba_weights.pair,
     StepRecipe: step_weights.pair,
     FiveStepLayersRecipe: step_weights.pair,
     LatentRecipe: mla_weights.pair,

@@ -86,7 +86,7 @@ OF_PARTS = ("partial_retraction", "abort_of_some", "pool_exhausted")
 
 def _apart(boot: Boot, *, only: tuple[str, ...] = FEW) -> tuple[Scenario, ...]:
     """A configuration of five steps and a pool that is outgrown: some common shapes, and what happens to a part."""
-    usual = shapes(checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix="apart-", only=only)
+    usual = shapes(**boot.given, prefix="apart-", only=only)
     return (*usual, *parts(boot, prefix="apart-"))
 
 
@@ -158,17 +158,14 @@ _EAGLE3 = Family(
 
 _DP = Family(
     name="dp",
-    why="DP attention over two ranks, idle ones too: EAGLE-3 drafts as wide as the target and wider",
+    why="DP attention over two ranks, idle ones too: EAGLE-3 drafts as wide as the target and wider, MTP layers",
     scenarios=(
-        *rank_shapes(checkpoint="qwen3-tiny"),
-        *rank_shapes(checkpoint="qwen3-wide", prefix="wide-", only=("held-back", "idle-inside-chunks")),
+        *rank_shapes(DP_BOOTS["dp"]),
+        *rank_shapes(DP_BOOTS["dp-wide"], prefix="wide-", only=("held-back", "idle-inside-chunks")),
         *parts(DP_BOOTS["dp-apart"], prefix="apart-"),
-        *rank_shapes(
-            checkpoint="qwen3-tiny",
-            engine=DP_BOOTS["dp-lm-head"].engine,
-            prefix="lm-head-",
-            only=("held-back", "uneven-batches"),
-        ),
+        *rank_shapes(DP_BOOTS["dp-lm-head"], prefix="lm-head-", only=("held-back", "uneven-batches")),
+        *rank_shapes(DP_BOOTS["dp-layers"], prefix="layers-", only=("held-back", "uneven-batches")),
+        *rank_shapes(DP_BOOTS["dp-layers-head"], prefix="layers-head-", only=("held-back",)),
     ),
     boots=tuple(DP_BOOTS.values()),
     # How ranks pad is the release's choice, and older ones have no coordination.
@@ -189,6 +186,7 @@ _TP = Family(
             for name in ("tp-eagle3", "tp-latent", "tp-tree", "tp-layers", "tp-four")
             for one in on_boot(TP_BOOTS[name], only=("four-together", "chunked-long-prompt"))
         ),
+        *rank_shapes(TP_BOOTS["tp-below-dp"], prefix="tp-below-dp-", only=("uneven-batches",)),
         *parts(TP_BOOTS["tp-five"], prefix="tp-five-"),
     ),
     boots=tuple(TP_BOOTS.values()),
@@ -297,9 +295,7 @@ _MTP = Family(
                 (LAYERED["layers-cache"], ("shared-prefix",)),
                 (LAYERED["layers-chained"], (*FEW, "chunk-borders", "finish-together", "abort-midway")),
             )
-            for one in shapes(
-                checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix=f"{boot.name}-", only=only
-            )
+            for one in shapes(**boot.given, prefix=f"{boot.name}-", only=only)
         ),
         *_apart(LAYERED["layers-apart"]),
         *parts(LAYERED["chained-apart"], prefix="chained-apart-", only=("some-taken-back", "some-aborted")),
@@ -375,7 +371,7 @@ _TRAINED = Family(
             (TRAINED["trained-eagle1"], "eagle1-", TEXT_FEW),
             (TRAINED["trained-tight"], "tight-", ("pool", "taken-back", "abort-of-some")),
         )
-        for one in text_shapes(checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix=prefix, only=only)
+        for one in text_shapes(**boot.given, prefix=prefix, only=only)
     ),
     boots=tuple(TRAINED.values()),
     coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
@@ -393,7 +389,7 @@ _WINDOW = Family(
 )
 _HICACHE = Family(
     name="hicache",
-    why="a hierarchical cache: evicted, written to the host, loaded back; EAGLE, EAGLE-3, MTP layers and latent NextN",
+    why="a hierarchical cache: evicted, written to the host and storage, loaded back; chains, trees, windows, layers",
     scenarios=tuple(one for boot in HOSTED.values() for one in host_shapes(boot)),
     boots=tuple(HOSTED.values()),
     coverage_points=("non_final_chunk", "batch_shrinks", "prefix_hit", *names(Where.HOST)),
@@ -401,12 +397,19 @@ _HICACHE = Family(
 
 _RECURRENT = Family(
     name="recurrent",
-    why="Qwen3-Next and Qwen3.5 style targets: gated delta networks keep a recurrent state; with their own MTP layer",
+    why="recurrent states: Qwen3-Next and Qwen3.5 style targets with their MTP layer, Nemotron-H style ones with EAGLE",
     scenarios=(
         *recurrent_shapes(RECURRENT["hybrid"], only=SHAPES),
         *(
             one
-            for name in ("hybrid-cache", "hybrid-long", "hybrid-tree", "hybrid-dense")
+            for name in (
+                "hybrid-cache",
+                "hybrid-long",
+                "hybrid-tree",
+                "hybrid-dense",
+                "hybrid-mamba",
+                "hybrid-mamba-cache",
+            )
             for one in recurrent_shapes(RECURRENT[name])
         ),
         *parts(RECURRENT["hybrid-pool"], prefix="hybrid-pool-"),
@@ -416,27 +419,8 @@ _RECURRENT = Family(
 )
 
 _ALL = (
-    *(
-        _EAGLE,
-        _EAGLE3,
-        _TREE,
-        _PAGED,
-        _MLA,
-        _MTP,
-        _WINDOW,
-        _RECURRENT,
-        _HICACHE,
-        _TRAINED,
-        _TEXTS,
-        _DP,
-        _TP,
-        _ADAPTIVE,
-        _MIXED,
-        _WEIGHTS,
-        _ADAPTERS,
-        _HOT,
-    ),
-    *(_DISAGG, _DISAGG_DP),
+    *(_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _WINDOW, _RECURRENT, _HICACHE, _TRAINED, _TEXTS, _DP, _TP),
+    *(_ADAPTIVE, _MIXED, _WEIGHTS, _ADAPTERS, _HOT, _DISAGG, _DISAGG_DP),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 #: What a test session drives of families it was not asked for.

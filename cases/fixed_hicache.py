@@ -6,10 +6,8 @@ bugs exist.
 
 from __future__ import annotations
 
-from functools import partial
-
 from cases.boots import Boot
-from cases.fixed import DRAIN, boot_program, request, steps, submit, tokens
+from cases.fixed import DRAIN, request, steps, submit, tokens
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Op, Scenario
 
@@ -35,9 +33,9 @@ def host_shapes(boot: Boot) -> list[Scenario]:
     Two requests have the common prompt before it is evicted: `write_through_selective` stores what was hit twice. Two
     share nothing with it, and need most of the pool each.
     """
-    program = partial(
-        boot_program, prefix=f"{boot.name}-", checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine
-    )
+    if boot.engine.server_args.get("hicache_storage_backend"):
+        return _storage_shapes(boot)
+    program = boot.program(f"{boot.name}-")
     before = [
         _behind("a", 502, more=5, new=6),
         _behind("b", 503, more=7, new=8),
@@ -99,5 +97,26 @@ def host_shapes(boot: Boot) -> list[Scenario]:
                 DRAIN,
             ],
             wants=[*WANTS, "partial_retraction", "host_hit_retracted"],
+        ),
+    ]
+
+
+def _storage_shapes(boot: Boot) -> list[Scenario]:
+    """Two fill the host as well, so that the common prompt is left in storage alone; it comes back, also in chunks."""
+    program = boot.program(f"{boot.name}-")
+    before = [
+        _behind("a", 502, more=5, new=6),
+        _behind("b", 503, more=7, new=8),
+        *(request(rid, 100 - 2 * place, seed=510 + place, new=5 + place) for place, rid in enumerate("xyzw")),
+    ]
+    wants = [*WANTS, "storage_hit"]
+    return [
+        program("evicted", [*before, _behind("c", 504, more=6, new=12)], _each(*"abxyzwc"), wants=wants),
+        program(
+            "chunks",
+            [*before, _behind("c", 505, more=40, new=12), _behind("d", 506, shared=40, more=9, new=12)],
+            [*_each(*"abxyzw"), submit("c", "d"), DRAIN],
+            wants=[*wants, "host_hit_in_chunks"],
+            chunk=16,
         ),
     ]

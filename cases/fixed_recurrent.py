@@ -6,12 +6,10 @@ Pure data; it must not know which bugs exist.
 
 from __future__ import annotations
 
-from functools import partial
-
 from cases.boots import Boot
-from cases.fixed import DRAIN, boot_program, shapes, steps, submit, tokens
+from cases.fixed import DRAIN, abort, request, shapes, steps, submit, tokens
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Scenario
+from harness.contract.scenario import Op, Scenario
 
 #: Of the common shapes; the boots beside the plainest have some of them.
 SHAPES = (
@@ -20,23 +18,45 @@ SHAPES = (
 )
 FEW = SHAPES[:3]
 #: What shapes with long prompts in chunks have seen, and with drafts that are refused.
-SEEN = {"chunked-long-prompt": "state_behind_chunk", "four-together": "state_behind_refused"}
+SEEN = {
+    "chunked-long-prompt": "state_behind_chunk",
+    "chunk-borders": "state_behind_chunk",
+    "four-together": "state_behind_refused",
+}
 
 
 def recurrent_shapes(boot: Boot, *, only: tuple[str, ...] = FEW) -> list[Scenario]:
     """Each named by its boot; with a prefix cache those that hit it, too."""
     prefix = f"{boot.name}-"
-    found = shapes(checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix=prefix, only=only)
+    found = shapes(**boot.given, prefix=prefix, only=only)
     every = [
         one.model_copy(update={"wants": (*one.wants, SEEN[name])}) if name in SEEN else one
         for name, one in zip(only, found, strict=True)
     ]
-    return [*every, _goes_on(boot, prefix)] if boot.engine.radix_cache else every
+    every.append(_slot_given_on(boot, prefix))
+    return [*every, _goes_on(boot, prefix), _taken_back(boot, prefix)] if boot.engine.radix_cache else every
+
+
+def _slot_given_on(boot: Boot, prefix: str) -> Scenario:
+    """One of two is aborted between verifies; the other goes on, and the next to come gets the slot of its states."""
+    program = boot.program(prefix)
+    requests = [request("a", 14, seed=441, new=16), request("b", 11, seed=442), request("c", 9, seed=443, new=9)]
+    script = [submit("a", "b"), steps(5), abort("b"), steps(1), submit("c"), DRAIN]
+    return program("slot-given-on", requests, script, wants=["abort_in_decode", "state_behind_abort"])
+
+
+def _taken_back(boot: Boot, prefix: str) -> Scenario:
+    """Taken back once before it decodes, where the cache has all of its prompt's states, and once in a verify."""
+    program = boot.program(prefix)
+    requests = [request("a", 20, seed=451, new=12), request("b", 27, seed=452, new=9)]
+    script = [submit("a", "b"), steps(3), Op(kind="retract"), steps(5), Op(kind="retract"), DRAIN]
+    wants = ["retract_resume", "state_from_cache", "state_after_retraction"]
+    return program("taken-back", requests, script, wants=wants, chunk=16)
 
 
 def _goes_on(boot: Boot, prefix: str) -> Scenario:
     """A text that ended, or a chunk of it that did, has states in the cache: others go on there, and beyond it."""
-    program = partial(boot_program, prefix=prefix, checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine)
+    program = boot.program(prefix)
     shared = tokens(seed=430, length=40)
     requests = [
         RequestSpec(rid="a", input_ids=shared, max_new_tokens=18),

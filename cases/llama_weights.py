@@ -36,7 +36,7 @@ def target_of(noise: Noise, recipe: Recipe) -> tuple[Weights, Weights]:
     return made, _norms_folded(recipe, made)
 
 
-def _layer(noise: Noise, recipe: Recipe, *, gain: float) -> Weights:
+def layer(noise: Noise, recipe: Recipe, *, gain: float) -> Weights:
     """One Llama layer; `gain` scales what it adds to the residual stream."""
     r, unit = recipe, recipe.hidden**-0.5
     wide, narrow = r.heads * r.head_dim, r.kv_heads * r.head_dim
@@ -64,9 +64,8 @@ def target(noise: Noise, recipe: Recipe, *, own: Callable[[float], Weights] = la
     weights["lm_head.weight"][recipe.vocab - 2 :] = 0.0  # bos and eos: a logit of 0 is never the largest
     for index in range(recipe.layers):
         gain = 1.0 if index == 0 else recipe.upper_gain
-        layer = _layer(noise, recipe, gain=gain)
-        layer |= own(gain)
-        weights |= {f"model.layers.{index}.{name}": value for name, value in layer.items()}
+        made = layer(noise, recipe, gain=gain) | own(gain)
+        weights |= {f"model.layers.{index}.{name}": value for name, value in made.items()}
     return weights
 
 

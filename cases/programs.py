@@ -11,6 +11,7 @@ from typing import Any
 from cases.boots import (
     ADAPTER_BOOTS,
     ADAPTIVE_BOOTS,
+    DP_BOOTS,
     HEADS,
     HOSTED,
     HOT_BOOTS,
@@ -21,7 +22,7 @@ from cases.boots import (
 )
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, steps, submit
 from cases.fixed_hicache import host_shapes
-from cases.fixed_ranks import joining, on_boot
+from cases.fixed_ranks import joining, on_boot, rank_shapes
 from cases.fixed_weights import adapter_shapes, weight_shapes
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
@@ -299,10 +300,13 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "pool": (_POOL,),
     "window": (_WINDOWS,),
     "recurrent": (_RECURRENT,),
+    "mamba": (_RECURRENT.model_copy(update={"name": "recurrent-mamba", "checkpoint": "hybrid-mamba"}),),
     "host": tuple(one for one in host_shapes(HOSTED["hicache"]) if one.name == "hicache-again"),
+    "storage": tuple(host_shapes(HOSTED["hicache-storage"])[:1]),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),
     "dp": (_IDLE_BESIDE,),
+    "dp-layers": tuple(rank_shapes(DP_BOOTS["dp-layers-head"], prefix="layers-head-", only=("held-back",))),
     "dp-lm-head": (_IDLE_BESIDE.model_copy(update={"engine": _OF_ITS_OWN_LOGITS}),),
     "coordinated": (_COORDINATED,),
     "adaptive": tuple(on_boot(ADAPTIVE_BOOTS["adaptive"], only=("four-together",))),

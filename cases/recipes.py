@@ -218,6 +218,33 @@ class DenseHybridRecipe(HybridRecipe):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MambaRecipe(Recipe):
+    """A Nemotron-H style target with an EAGLE-1 head (see cases.mamba_weights).
+
+    pattern: a letter a layer. mamba_*: heads, their width and groups, the width of a state, and how many rows the
+    convolution reads. mamba_gain: what such a layer adds to the token itself.
+    """
+
+    target_architecture: ClassVar[str] = "NemotronHForCausalLM"
+    target_type: ClassVar[str] = "nemotron_h"
+
+    hidden: int = 112
+    heads: int = 6
+    kv_heads: int = 3
+    head_dim: int = 64
+    max_position: int = 640
+    pattern: str = "M-*M-"
+    attention_gain: float = 0.1
+    mlp_gain: float = 0.1
+    mamba_heads: int = 4
+    mamba_head: int = 16
+    mamba_groups: int = 2
+    mamba_state: int = 32
+    mamba_conv: int = 4
+    mamba_gain: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GptOssRecipe(Eagle3Recipe):
     """A pair with a gpt-oss style target: windows in every other layer, sinks, biases, experts (see cases.oss_weights).
 

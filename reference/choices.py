@@ -17,6 +17,7 @@ from torch import Tensor
 from reference.draft import best
 from reference.engine_view import Conditions
 from reference.logit_rules import Rules
+from reference.nearness import Near, nearest
 from reference.tree import Tree
 from reference.verify import Walk, greedy_walk, rejection_walk, sampled_walk
 
@@ -89,7 +90,7 @@ def _walk(
     if rules.greedy:
         chosen = [_best_of(rules.adjusted(row, *line)) for row, line in zip(logits, lines, strict=True)]
         walk = greedy_walk(tree.tokens, tree.parents, [token for token, _ in chosen])
-        return replace(walk, margin=min(chosen[node][1] for node in walk.nodes))
+        return replace(walk, near=Near(margin=min(chosen[node][1] for node in walk.nodes)))
     assert known.uniforms is not None
     answers = [rules.distribution(row, *line) for row, line in zip(logits, lines, strict=True)]
     target = np.stack([probabilities for probabilities, _ in answers])
@@ -97,7 +98,8 @@ def _walk(
         walk = rejection_walk(tree.tokens, target, drafted, known.uniforms)
     else:
         walk = sampled_walk(tree.tokens, tree.parents, target, known.uniforms, most=most)
-    return replace(walk, margin=min(walk.margin, *(answers[node][1] for node in walk.nodes)))
+    near = nearest(walk.near, *(answers[node][1] for node in walk.nodes))
+    return replace(walk, near=near.at(rules.request.temperature))
 
 
 def _best_of(row: Tensor) -> tuple[int, float]:
@@ -117,10 +119,10 @@ def first(
     def by(rules: Rules) -> Walk:
         if rules.greedy:
             token, margin = _best_of(rules.adjusted(logits, generated, counted))
-            return Walk(nodes=(0,), tokens=(token,), margin=margin)
-        left, slack = rules.distribution(logits, generated, counted)
+            return Walk(nodes=(0,), tokens=(token,), near=Near(margin=margin))
+        left, near = rules.distribution(logits, generated, counted)
         token = taken if taken is not None and left[taken] > 0 else int(left.argmax())
-        return Walk(nodes=(0,), tokens=(token,), margin=slack)
+        return Walk(nodes=(0,), tokens=(token,), near=near.at(rules.request.temperature))
 
     walk = by(rules)
     if taken is None or walk.tokens == (taken,):

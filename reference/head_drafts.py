@@ -9,6 +9,7 @@ Symbols: c committed length, k steps, t topk, n tree nodes, h hidden width, V vo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,17 +57,13 @@ class HeadDrafts:
         """
         c, reading = part.start, self.reading
         g = reading.draft[c - 1 : c]
-        drawn = self.view.proposed(part) if self.temperature else ()
         writer.add(
             part,
             Phase.PREBUILT,
             input_id=reading.tokens[1 : c + 1],
             hidden_out=g,
             logits=self.head.logits(g),
-            choose=self.spec.eagle_topk,
-            scored=True,
-            drawn=[drawn] if drawn else (),
-            temperature=self.temperature or 1.0,
+            **self._proposals(part),
         )
 
     def proposal_rows(self, writer: Writer, part: Part, phase: Phase, length: int) -> None:
@@ -80,7 +77,6 @@ class HeadDrafts:
             return
         stop = min(c + length, len(reading.tokens) - 1)
         g = reading.draft[stop - 1 : stop] if stop == c + length else None
-        drawn = self.view.proposed(part) if self.temperature else ()
         writer.add(
             part,
             phase,
@@ -89,11 +85,14 @@ class HeadDrafts:
             hidden_in=reading.hidden[c:stop],
             hidden_out=g,
             logits=None if g is None else self.head.logits(g),
-            choose=self.spec.eagle_topk,
-            scored=True,
-            drawn=[drawn] if drawn else (),
-            temperature=self.temperature or 1.0,
+            **self._proposals(part),
         )
+
+    def _proposals(self, part: Part) -> dict[str, Any]:
+        """How the next round's first proposals are chosen: the best, or those that were drawn."""
+        drawn = self.view.proposed(part) if self.temperature else ()
+        chosen = {"choose": self.spec.eagle_topk, "scored": True, "drawn": [drawn] if drawn else ()}
+        return chosen | {"temperature": self.temperature or 1.0}
 
     def trees(self, writer: Writer, rounds: Sequence[tuple[Part, Conditions]]) -> list[tuple[Tree, np.ndarray]]:
         """DRAFT rows of decode rounds; the tree of each, and the distributions that its tokens were drawn from.

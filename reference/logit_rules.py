@@ -33,6 +33,7 @@ from torch import Tensor
 from harness.both_sides.logit_processors import PARAMETER
 from harness.contract.requests import ADJUSTING, CUTTING, GRAMMARS, RequestSpec
 from reference.languages import Language
+from reference.nearness import NOWHERE, Near, nearest, of_end, of_logits, spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,51 +103,51 @@ class Rules:
 
     def distribution(
         self, logits: Tensor, generated: Sequence[int], counted: Sequence[int] | None = None
-    ) -> tuple[np.ndarray, float]:
-        """(float64 [V], slack) of a request that samples.
+    ) -> tuple[np.ndarray, Near]:
+        """(float64 [V], how near another set of tokens came to being left) of a request that samples.
 
-        slack: how far the end of an interval would have to move before another set of tokens is left, as probability;
-        infinite where none are cut off. See `_apart` for tokens that would have to change places.
+        Of logits divided by its temperature. See `_apart` for tokens that would have to change places.
         """
         adjusted = self.adjusted(logits, generated, counted)
-        left, slack = distribution(adjusted, self.request.temperature), float("inf")
+        left, near = distribution(adjusted, self.request.temperature), NOWHERE
         cuts = {"top_k": self._best_k, "top_p": self._nucleus, "min_p": self._likely}
         for key in CUTTING:
             if key in self.keys:
                 kept, gap = cuts[key](left)
-                left, slack = np.where(kept, left, 0.0), min(slack, gap)
+                left, near = np.where(kept, left, 0.0), nearest(near, gap)
                 left = left / left.sum()
-        return left, slack
+        return left, near
 
-    def _best_k(self, left: np.ndarray) -> tuple[np.ndarray, float]:
+    def _best_k(self, left: np.ndarray) -> tuple[np.ndarray, Near]:
         """The k likeliest; those as likely as the last of them stay too."""
         k = min(self.request.top_k, len(left))
         ordered = np.sort(left)[::-1]
         kept = left >= ordered[k - 1]
         return kept, _apart(left, kept)
 
-    def _nucleus(self, left: np.ndarray) -> tuple[np.ndarray, float]:
+    def _nucleus(self, left: np.ndarray) -> tuple[np.ndarray, Near]:
         """The fewest likeliest that have at least p together."""
         order = np.argsort(-left, kind="stable")
         before = np.concatenate([[0.0], np.cumsum(left[order])[:-1]])
         kept = np.zeros(len(left), dtype=bool)
         kept[order] = before < self.request.top_p
-        near = np.abs(before[1:] - self.request.top_p).min(initial=np.inf)
-        return kept, min(float(near), _apart(left, kept))
+        near = [_apart(left, kept)]
+        for place in range(max(1, int(kept.sum()) - 1), min(int(kept.sum()) + 1, len(left))):
+            within = np.zeros(len(left))
+            within[order[:place]] = 1.0
+            near.append(of_end(abs(float(before[place]) - self.request.top_p), spread(left, within)))
+        return kept, nearest(*near)
 
-    def _likely(self, left: np.ndarray) -> tuple[np.ndarray, float]:
+    def _likely(self, left: np.ndarray) -> tuple[np.ndarray, Near]:
         """Those at least min_p times as likely as the likeliest."""
         least = self.request.min_p * left.max()
-        return left >= least, float(np.abs(np.log(left[left > 0] / least)).min(initial=np.inf)) / 4
+        return left >= least, of_logits(float(np.abs(np.log(left[left > 0] / least)).min(initial=np.inf)))
 
 
-def _apart(left: np.ndarray, kept: np.ndarray) -> float:
-    """How far an end may move by logits that move until a token that is left out is as likely as one that is kept.
-
-    Where two logits move against one another by d, an end moves by d / 4 at most: p (1 - p) is its slope.
-    """
+def _apart(left: np.ndarray, kept: np.ndarray) -> Near:
+    """How near the tokens that are left out and kept are to changing places."""
     out = left[~kept].max(initial=0.0)
-    return float(np.log(left[kept].min() / out)) / 4 if out > 0 else float("inf")
+    return of_logits(float(np.log(left[kept].min() / out))) if out > 0 else NOWHERE
 
 
 def distribution(logits: Tensor, temperature: float) -> np.ndarray:

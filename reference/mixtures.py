@@ -126,13 +126,17 @@ def read_mixtral(raw: Raw) -> Mixture:
     )
 
 
+def _mixture(raw: Raw, *, routing: Routing, sparse: Callable[[int], bool], **more: Any) -> Mixture:
+    """With the sizes as most families name them; more: fields of a Mixture."""
+    sizes = {"hidden": "hidden_size", "dense": "intermediate_size", "width": "moe_intermediate_size"}
+    return Mixture(**{name: raw[key] for name, key in sizes.items()}, routing=routing, sparse=sparse, **more)
+
+
 def read_qwen(raw: Raw) -> Mixture:
     """Qwen2-MoE, Qwen3-MoE and Qwen3-Next: softmax, and in the first and the last a shared expert with a gate."""
     every, dense = raw.get("decoder_sparse_step", 1), frozenset(raw.get("mlp_only_layers") or ())
-    return Mixture(
-        hidden=raw["hidden_size"],
-        dense=raw["intermediate_size"],
-        width=raw["moe_intermediate_size"],
+    return _mixture(
+        raw,
         routing=Routing(
             experts=raw.get("num_experts") or raw["num_local_experts"],
             chosen=raw["num_experts_per_tok"],
@@ -159,10 +163,8 @@ def read_sigmoid(raw: Raw) -> Mixture:
             f"scoring_func is {raw.get('scoring_func')!r} and topk_method {raw.get('topk_method')!r}; this reference "
             "builds 'sigmoid' with 'noaux_tc'"
         )
-    return Mixture(
-        hidden=raw["hidden_size"],
-        dense=raw["intermediate_size"],
-        width=raw["moe_intermediate_size"],
+    return _mixture(
+        raw,
         routing=Routing(
             experts=raw["n_routed_experts"],
             chosen=raw["num_experts_per_tok"],
@@ -194,10 +196,8 @@ def read_deepseek_v2(raw: Raw) -> Mixture:
         raise CheckpointError(f"norm_topk_prob with routed_scaling_factor {scaling}; this reference builds one of them")
     groups, kept = raw.get("n_group"), raw.get("topk_group")
     grouped = method == "group_limited_greedy"
-    return Mixture(
-        hidden=raw["hidden_size"],
-        dense=raw["intermediate_size"],
-        width=raw["moe_intermediate_size"],
+    return _mixture(
+        raw,
         routing=Routing(
             experts=raw["n_routed_experts"],
             chosen=raw["num_experts_per_tok"],
@@ -215,10 +215,8 @@ def read_ernie(raw: Raw) -> Mixture:
     """ERNIE 4.5: softmax, a bias in the choice, weights that sum to one, shared experts."""
     first, end, every = raw["moe_layer_start_index"], raw.get("moe_layer_end_index", -1), raw["moe_layer_interval"]
     last = raw["num_hidden_layers"] - 1 if end in (None, -1) else end
-    return Mixture(
-        hidden=raw["hidden_size"],
-        dense=raw["intermediate_size"],
-        width=raw["moe_intermediate_size"],
+    return _mixture(
+        raw,
         routing=Routing(experts=raw["moe_num_experts"], chosen=raw["moe_k"], normed=True),
         sparse=lambda layer: first <= layer <= last and (layer + 1) % every == 0,
         shared=(raw.get("moe_num_shared_experts") or 0) * raw["moe_intermediate_size"],

@@ -224,19 +224,8 @@ def read_step(path: Path) -> Config:
     with all_keys(file, "Step-3.5"):
         layers = raw["num_hidden_layers"] + raw["num_nextn_predict_layers"]
         theta = raw["rope_theta"][0]
-        config = Config(
-            architecture=STEP_ARCHITECTURE,
-            vocab=raw["vocab_size"],
-            hidden=raw["hidden_size"],
-            intermediate=raw["intermediate_size"],
-            layers=raw["num_hidden_layers"],
-            heads=raw["num_attention_heads"],
-            kv_heads=raw["num_attention_groups"],
-            head_dim=raw["head_dim"],
-            eps=raw["rms_norm_eps"],
-            rope_theta=float(theta),
-            tied=False,
-        )
+        own = {"num_key_value_heads": raw["num_attention_groups"], "head_dim": raw["head_dim"], "rope_theta": theta}
+        config = sizes(raw | own | {"tie_word_embeddings": False})
     wanted = {"use_head_wise_attn_gate": True, "rope_theta": [theta] * layers, "yarn_only_types": []}
     wanted |= {name: [only] * layers for name, only in _EVERYWHERE.items()}
     built_here(file, raw, wanted)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from reference import eagle1, eagle3, families, llama, mtp
+from reference import eagle1, eagle3, families, llama, mtp, nemotron
 from reference.checkpoint import CheckpointError, DamagedError, Weights, read_json
 from reference.hf_target import HfTarget
 from reference.model import Head, PaperTarget, Target, on_target
@@ -24,6 +24,7 @@ _TARGETS: dict[str, Callable[..., PaperTarget]] = {
     **dict.fromkeys(families.FAMILIES, families.load_target),
     mtp.MIMO_ARCHITECTURE: mtp.load_mimo_target,
     mtp.STEP_ARCHITECTURE: mtp.load_step_target,
+    nemotron.ARCHITECTURE: nemotron.load_target,
     **dict.fromkeys(llama.ARCHITECTURES, llama.load_target),
 }
 _HEADS: dict[str, Callable[..., AnyHead]] = {

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from harness.both_sides.projections import OF_A_HEAD, OF_A_ROW, weights
 from harness.contract.trace import RECURRENT, RECURRENT_ROWS, Event
-from reference.delta import DeltaKept
 from reference.engine_view import EngineView
 from reference.model import PaperTarget
+from reference.recurrence import RecurrentKept
 from reference.rounds import Drafts
 
 
@@ -41,7 +41,7 @@ def recurrent_states(drafts: Drafts, view: EngineView, before: int) -> tuple[Eve
     target, timeline = drafts.head.target, drafts.timeline
     if not isinstance(target, PaperTarget) or not timeline.parts:
         return None
-    kept = [one for one in drafts.trunk.kept if isinstance(one, DeltaKept)]
+    kept = [one for one in drafts.trunk.kept if isinstance(one, RecurrentKept)]
     if not kept:
         return None
     refused = dict[int, int]()
@@ -52,7 +52,7 @@ def recurrent_states(drafts: Drafts, view: EngineView, before: int) -> tuple[Eve
     upto = torch.tensor(list(refused), device=target.device, dtype=torch.int64)
     tokens = torch.tensor(list(refused.values()), device=target.device, dtype=torch.int64)
     behind = target.kept_behind(drafts.trunk, tokens, upto) if refused else drafts.trunk.kept
-    also = [one for one in behind if isinstance(one, DeltaKept)]
+    also = [one for one in behind if isinstance(one, RecurrentKept)]
     layers = [_layer(one, more, list(refused)) for one, more in zip(kept, also, strict=True)]
     sums = Sums(state=torch.cat([one.state for one in layers], 1), rows=torch.cat([one.rows for one in layers], 1))
     part, length = timeline.parts[0][0], len(kept[0].mixed)
@@ -71,7 +71,7 @@ def _first_refused(tokens: Sequence[int], parents: Sequence[int], committed: Seq
     return next((tokens[i] for i, parent in enumerate(parents) if parent == node and i), None)
 
 
-def _layer(kept: DeltaKept, also: DeltaKept, refused: Sequence[int]) -> Sums:
+def _layer(kept: RecurrentKept, also: RecurrentKept, refused: Sequence[int]) -> Sums:
     """One layer: the states behind each row of the text, then behind `also`'s rows at prefixes `refused`."""
     written, length, width = also.written, len(kept.mixed), also.conv - 1
     states = [torch.zeros(*written.keys.shape[1:], written.values.shape[-1]).to(written.keys)]

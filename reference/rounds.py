@@ -160,7 +160,10 @@ def _verified(rounds: Sequence[tuple[Part, Conditions]], decided: Sequence[Decid
 
 def _event(name: str, part: Part, phase: Phase, decided: Decided, rules: Rules) -> Event:
     """Which choice it was, how near it came to another one, and by which keys it was made."""
-    data = {"rid": part.rid, "attempt": part.attempt, "committed": part.start, "margin": decided.walk.margin}
+    near = decided.walk.near
+    data = {"rid": part.rid, "attempt": part.attempt, "committed": part.start, "margin": near.margin}
+    if near.spread > 0:
+        data |= {"distance": near.distance, "spread": near.spread}
     if rules.keys:
         data |= {"phase": str(phase), "keys": list(rules.keys), "explains": list(decided.explains)}
     if phase is Phase.PREFILL:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from reference.attention import Sight
 from reference.model import Drafter, Trunk
+from reference.nearness import NOWHERE, Near, farthest, nearest, of_end, spread
 from reference.tree import Tree
 
 #: Branches in one forward have at most this many rows: they do not see each other, but their scores are all there.
@@ -31,12 +32,12 @@ BRANCH_ROWS = 512
 class Walk:
     """Accepted nodes, root first, and the target's choice at each: tokens[-1] is the bonus; a = len(tokens).
 
-    margin: how far the nearest uniform number was from deciding otherwise, as probability; infinite without any.
+    near: how near the uniform numbers came to deciding otherwise; nowhere without any.
     """
 
     nodes: tuple[int, ...]
     tokens: tuple[int, ...]
-    margin: float = float("inf")
+    near: Near = NOWHERE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,25 +107,42 @@ def sampled_walk(
 
     target [n,V]: its distribution after each node. most: drafted tokens that a round may accept at most, k.
     """
-    node, nodes, chosen, margin = 0, [0], list[int](), 1.0
+    node, nodes, chosen, near = 0, [0], list[int](), NOWHERE
     left = target[0]
     while len(chosen) < most:
         children = [s for s in range(1, len(tokens)) if parents[s] == node]
         own = [tokens[s] for s in children]
-        shares = target[node][own]
-        ends, number = np.cumsum(shares) / uniforms.threshold_acc, uniforms.nodes[node]
-        margin = min([margin, *np.abs(ends - number).tolist()])
-        accepted = (shares > 0) & ((number < ends) | (shares >= uniforms.threshold_single))
-        if not accepted.any():
+        taken, here = _taken(target[node], own, uniforms.nodes[node], uniforms)
+        near = nearest(near, here)
+        if taken is None:
             left = target[node].copy()
             left[own] = 0.0
             break
-        node = children[int(accepted.argmax())]
+        node = children[taken]
         nodes.append(node)
         chosen.append(tokens[node])
         left = target[node]
-    last, gap = draw(left, uniforms.final)
-    return Walk(nodes=tuple(nodes), tokens=(*chosen, last), margin=min(margin, gap))
+    last, here = draw(left, uniforms.final)
+    return Walk(nodes=tuple(nodes), tokens=(*chosen, last), near=nearest(near, here))
+
+
+def _taken(mass: np.ndarray, own: Sequence[int], number: float, uniforms: Uniforms) -> tuple[int | None, Near]:
+    """Which of the proposals `own` a number accepts, None for none; and how near another answer was. mass [V]."""
+    within, end, near = np.zeros(len(mass)), 0.0, NOWHERE
+    for place, token in enumerate(own):
+        share, alone = float(mass[token]), np.zeros(len(mass))
+        within[token] = alone[token] = 1.0
+        end += share / uniforms.threshold_acc
+        by_end, by_share = number < end, share >= uniforms.threshold_single
+        ways = (
+            of_end(abs(end - number), spread(mass, within) / uniforms.threshold_acc),
+            of_end(abs(share - uniforms.threshold_single), spread(mass, alone)),
+        )
+        if share > 0 and (by_end or by_share):
+            holding = [way for way, holds in zip(ways, (by_end, by_share), strict=True) if holds]
+            return place, nearest(near, farthest(*holding))
+        near = nearest(near, *ways)
+    return None, near
 
 
 def rejection_walk(tokens: Sequence[int], target: np.ndarray, drafted: np.ndarray, uniforms: Uniforms) -> Walk:
@@ -134,26 +152,30 @@ def rejection_walk(tokens: Sequence[int], target: np.ndarray, drafted: np.ndarra
     replaced by a draw from what the target's distribution has above the draft's. tokens [n], the root first;
     target [n,V].
     """
-    node, chosen, margin = 0, list[int](), 1.0
+    node, chosen, near, made_of = 0, list[int](), NOWHERE, tuple[np.ndarray, ...]()
     left = target[0]
     for proposal in drafted:
-        token = tokens[node + 1]
-        gap = float(target[node][token] - uniforms.nodes[node] * proposal[token])
-        margin = min(margin, abs(gap))
+        token, uniform = tokens[node + 1], uniforms.nodes[node]
+        alone = np.zeros(len(proposal))
+        alone[token] = 1.0
+        gap = float(target[node][token] - uniform * proposal[token])
+        deviation = np.hypot(spread(target[node], alone), uniform * spread(proposal, alone))
+        near = nearest(near, of_end(abs(gap), deviation))
         if gap <= 0:
-            left = np.maximum(target[node] - proposal, 0.0)
+            left, made_of = np.maximum(target[node] - proposal, 0.0), (target[node], proposal)
             break
         node += 1
         chosen.append(token)
         left = target[node]
-    last, nearest = draw(left, uniforms.final)
-    return Walk(nodes=tuple(range(node + 1)), tokens=(*chosen, last), margin=min(margin, nearest))
+    last, here = draw(left, uniforms.final, made_of)
+    return Walk(nodes=tuple(range(node + 1)), tokens=(*chosen, last), near=nearest(near, here))
 
 
-def draw(mass: np.ndarray, uniform: float) -> tuple[int, float]:
-    """The token in whose share of the mass [V], laid out in order, the number lies; and how far from that share's ends.
+def draw(mass: np.ndarray, uniform: float, made_of: Sequence[np.ndarray] = ()) -> tuple[int, Near]:
+    """The token in whose share of the mass [V], laid out in order, the number lies; and how near that share's ends are.
 
-    The distance is probability of the whole mass. A number beyond the sum, by rounding, means the last possible token.
+    Distances are probability of the whole mass. A number beyond the sum, by rounding, means the last possible token.
+    made_of: the distributions [V] whose difference the mass is, where it is no distribution's own.
     """
     if not (mass > 0).any():
         raise ValueError("there is no mass to draw from; expected a distribution with some token left")
@@ -161,5 +183,17 @@ def draw(mass: np.ndarray, uniform: float) -> tuple[int, float]:
     total, place = float(ends[-1]), uniform * float(ends[-1])
     token = int(np.searchsorted(ends, place, side="right"))
     if token == len(ends):
-        return int(np.flatnonzero(mass > 0)[-1]), 0.0
-    return token, float(min(place - (ends[token] - mass[token]), ends[token] - place) / total)
+        return int(np.flatnonzero(mass > 0)[-1]), of_end(0.0, 0.0)
+    sides = ((token, ends[token] - mass[token]), (token + 1, ends[token]))
+    near = (
+        of_end(abs(place - end) / total, _end_spread(mass / total, upto, made_of) / (total if made_of else 1.0))
+        for upto, end in sides
+    )
+    return token, nearest(*near)
+
+
+def _end_spread(mass: np.ndarray, upto: int, made_of: Sequence[np.ndarray]) -> float:
+    """Of what lies in front of token `upto`, of all the mass: see draw; mass [V] sums to 1."""
+    weights = (np.arange(len(mass)) < upto) - mass[:upto].sum()
+    weights[mass <= 0] = 0.0
+    return float(np.linalg.norm([spread(one, weights) for one in made_of or (mass,)]))

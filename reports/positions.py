@@ -14,9 +14,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from harness.archive.store import StoredScenario
+from harness.checks.evidence import dtype_of
 from harness.contract.align import Ints, align
-from harness.contract.measured import judged_states, logit_noise
-from harness.contract.tolerance import Budget, budget_for, judge_rows
+from harness.contract.measured import judged_logits, judged_states, logit_noise
+from harness.contract.tolerance import Budget, budget_for
 from harness.contract.trace import Rows, Trace
 from harness.contract.types import Phase
 from reports.columns import frame
@@ -59,11 +60,6 @@ def position_frame(case: StoredScenario, *, run: str) -> pd.DataFrame:
         },
     )
     return table.iloc[order].reset_index(drop=True)
-
-
-def dtype_of(case: StoredScenario) -> str:
-    """What the engine computed in; a device without the scenario's dtype took another."""
-    return str(case.engine.header.get("dtype") or case.scenario.engine.dtype)
 
 
 def _pairs(case: StoredScenario) -> tuple[Ints, Ints]:
@@ -137,7 +133,7 @@ def _errors(case: StoredScenario, mine: Ints, theirs: Ints) -> dict[str, npt.NDA
     both = np.flatnonzero((mine >= 0) & (theirs >= 0))
     if case.reference is None or not len(both):
         return found
-    budget = budget_for(dtype_of(case))
+    budget = budget_for(dtype_of(case.scenario, case.engine))
     for what, measured in _measure(case.engine, case.reference, mine[both], theirs[both], budget):
         found[f"{what}_error"][both], found[f"{what}_limit"][both] = measured
     return found
@@ -182,23 +178,9 @@ def measure_logits(engine: Rows, reference: Trace, *, mine: Ints, theirs: Ints, 
     """Top logits of the pairs, for every id that both sides kept."""
     found = _nothing(len(mine))
     noise = logit_noise(reference, budget)
-    for pairs in _by_lengths(engine, reference.rows, mine, theirs).values():
-        at = np.asarray(pairs, dtype=np.int64)
-        one, other = mine[at], theirs[at]
-        my_ids, their_ids = _stack(engine, "top_ids", one), _stack(reference.rows, "top_ids", other)
-        my_logits, truth = _stack(engine, "top_logits", one), _stack(reference.rows, "top_logits", other)
-        same = my_ids[:, :, None] == their_ids[:, None, :]
-        shared = same.any(axis=2)
-        blank = ~shared & np.isfinite(my_logits)
-        errors = judge_rows(
-            engine=np.where(blank, 0.0, my_logits),
-            truth=np.where(shared, np.take_along_axis(truth, same.argmax(axis=2), axis=1), 0.0),
-            budget=budget,
-            allowed=noise.limit[other],
-            scale=np.abs(truth).max(axis=1),
-        )
-        some = shared.any(axis=1)
-        found.error[at[some]], found.limit[at[some]] = errors.greatest_abs[some], errors.limit[some]
+    for one in judged_logits(engine, reference.rows, mine=mine, theirs=theirs, budget=budget, noise=noise):
+        at = one.places[one.shared]
+        found.error[at], found.limit[at] = one.errors.greatest_abs[one.shared], one.errors.limit[one.shared]
     return found
 
 
@@ -210,18 +192,3 @@ def margins(rows: Rows, at: Ints) -> Wide:
 
 def _nothing(length: int) -> Measured:
     return Measured(error=np.full(length, np.nan), limit=np.full(length, np.nan))
-
-
-def _by_lengths(engine: Rows, reference: Rows, mine: Ints, theirs: Ints) -> dict[tuple[int, int], list[int]]:
-    """(logits kept here, there) -> pairs, for pairs that have some on both sides."""
-    groups: dict[tuple[int, int], list[int]] = {}
-    ours, truth = engine.lists["top_logits"], reference.lists["top_logits"]
-    for place, (one, other) in enumerate(zip(mine.tolist(), theirs.tolist(), strict=True)):
-        if len(ours[one]) and len(truth[other]):
-            groups.setdefault((len(ours[one]), len(truth[other])), []).append(place)
-    return groups
-
-
-def _stack(rows: Rows, column: str, at: Ints) -> Wide:
-    stacked: Wide = np.stack([rows.lists[column][row] for row in at.tolist()]).astype(np.float64)
-    return stacked

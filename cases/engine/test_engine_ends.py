@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from cases.processes import survivors, tree
+from cases.meta.processes import survivors, tree
 from cases.programs import DEFAULT
 from harness.contract.trace import INT_COLUMNS
 from harness.contract.types import Kind, Outcome

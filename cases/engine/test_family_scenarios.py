@@ -10,8 +10,8 @@ from cases.catalogue import read_scenario
 from cases.families import FAMILIES
 from harness.checks.judge import judge
 from harness.contract.types import Outcome
-from harness.driving.adapt import impossible
 from harness.driving.pairs import checkpoint_pairs
+from harness.driving.refusals import impossible
 
 FOLDER = Path(__file__).parents[1] / "scenarios"
 REPRODUCER = read_scenario(FOLDER / "tree-slot-cache.json")

@@ -12,8 +12,8 @@ from hypothesis import Phase, assume, find, given, settings
 from cases.boots import BOOTS
 from cases.engine.explained import explained
 from cases.generation import scenarios
-from cases.profiles import generated
-from cases.relations import RELATIONS, pairs
+from cases.meta.profiles import generated
+from cases.meta.relations import RELATIONS, pairs
 from harness.contract.trace import ENDS
 from harness.contract.types import Kind
 

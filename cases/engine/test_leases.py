@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from cases.meta.pretended_card import H100, PretendedCards, app, used
-from cases.processes import survivors, tree
+from cases.meta.processes import survivors, tree
 from cases.programs import DEFAULT
 from harness.both_sides import lease_files, leases
 from harness.both_sides.gpus import CardError

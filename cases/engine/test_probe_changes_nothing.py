@@ -30,21 +30,6 @@ def test_texts_are_the_same_without_any_probe(engines, drive_scenario):
     assert bare == traced
 
 
-def _committed(trace):
-    return [(one.mode, one.rids, one.starts, one.lens, one.final) for one in trace.rounds]
-
-
-@pytest.mark.engine(boot=BOOT, ends_it=True)
-def test_the_token_level_sees_the_same_batches_and_the_same_tokens(engines, drive_scenario):
-    watched = WATCHED[1]
-    traced = drive_scenario(watched).trace
-    tokens = engines.drive(engines.launch(watched, probe="tokens"), watched)
-    assert len(tokens.rows) == 0
-    assert tokens.header["probe"] == "tokens"
-    assert _texts(tokens) == _texts(traced)
-    assert _committed(tokens) == _committed(traced) != []
-
-
 @pytest.mark.engine(boot=BOOT, ends_it=True)
 def test_sglangs_own_kernels_and_way_of_starting_give_the_same_integers_as_ours(engines, drive_scenario, monkeypatch):
     """One boot for both: its attention is SGLang's own, and so is how its processes come to be."""

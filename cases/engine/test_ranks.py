@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from cases.boots import DP_BOOTS
 from cases.families import FAMILIES
-from cases.processes import survivors, tree
+from cases.meta.processes import survivors, tree
 from harness.contract.types import Kind, Outcome
 
 FAMILY = {scenario.name: scenario for scenario in FAMILIES["dp"].scenarios}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cases.catalogue import read_scenario
-from cases.sampling import DRAFTS, Tally, sampled_scenarios
+from cases.meta.sampling import DRAFTS, Tally, sampled_scenarios
 from harness.contract.types import Phase
 
 FOLDER = Path(__file__).parents[1] / "scenarios"

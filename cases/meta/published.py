@@ -217,6 +217,21 @@ def qwen3_5(rng: Random) -> Raw:
     return raw | {"rope_parameters": turns}
 
 
+def nemotron_h(rng: Random) -> Raw:
+    raw = common(rng, architectures=["NemotronHForCausalLM"], model_type="nemotron_h", tie_word_embeddings=False)
+    for name in ("hidden_act", "rms_norm_eps", "rope_scaling", "rope_theta"):
+        del raw[name]
+    pattern = "M" + "".join(rng.choice("M*-") for _ in range(raw["num_hidden_layers"] - 2)) + "*"
+    groups = rng.choice([1, 2])
+    raw |= {"hybrid_override_pattern": pattern, "num_hidden_layers": len(pattern), "layer_norm_epsilon": 1e-5}
+    raw |= {"mamba_num_heads": 4, "mamba_head_dim": 6, "mamba_n_groups": groups, "n_groups": groups, "expand": 2}
+    raw |= {"ssm_state_size": rng.choice([8, 12]), "conv_kernel": rng.choice([2, 4]), "chunk_size": 16}
+    raw |= {"mamba_hidden_act": "silu", "mlp_hidden_act": "relu2", "mlp_bias": False, "use_bias": False}
+    raw |= {"mamba_proj_bias": False, "use_conv_bias": True, "rescale_prenorm_residual": True}
+    raw |= {"time_step_min": 0.001, "time_step_max": 0.1, "time_step_floor": 0.0001, "time_step_rank": 256}
+    return raw | {"residual_in_fp32": False, "num_logits_to_keep": 1, "sliding_window": None}
+
+
 def mimo(rng: Random) -> Raw:
     raw = common(rng, architectures=["MiMoForCausalLM"], model_type="mimo", num_nextn_predict_layers=1)
     raw |= {"attention_bias": True, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 36}
@@ -243,6 +258,7 @@ FAMILIES: dict[str, Callable[[Random], Raw]] = {
         gpt_oss,
         qwen3_next,
         qwen3_5,
+        nemotron_h,
         mimo,
     )
 }

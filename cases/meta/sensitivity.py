@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from cases.checkpoints import Checkpoint
+from cases.meta.speculating import FreeSession
 from harness.contract.scenario import SpecConfig
 from reference.attention import Kept, Sight
 from reference.draft import Forced, Reading, draft, rotate
 from reference.model import Head
 from reference.pairs import load_pair
-from reference.session import ReferenceSession
 
 #: Decode rows counted after a prompt: later ones hardly see the prompt's chunks any more.
 NEAR_PROMPT = 8
@@ -73,7 +73,7 @@ def measure(
 ) -> Measurement:
     """Count over random prompts of 3 … 150 tokens; accept lengths, sensitivities, margins and variety."""
     _, head = load_pair(pair.target, pair.draft)
-    session = ReferenceSession(
+    session = FreeSession(
         head.target,
         head,
         SpecConfig.model_validate(

@@ -12,6 +12,7 @@ from rich.console import Console
 from cases.checkpoints import make, make_recipe
 from cases.meta import handmade, nights, results
 from cases.meta.json_models import Run
+from cases.meta.speculating import FreeSession
 from cases.meta.test_reference_session import SPEC_IDS, SPECS, edited, run, scenario_of
 from cases.recipes import MtpRecipe
 from harness.archive.writer import RunWriter
@@ -30,7 +31,6 @@ from reference.eagle1 import DraftHead
 from reference.expected import committed_by
 from reference.pairs import load_pair
 from reference.pairs import paper_target as load_llama
-from reference.session import ReferenceSession
 from reference.tree import with_depths
 from reports.findings import facts
 from reports.frames import read_frames, read_trends
@@ -90,7 +90,7 @@ def test_of_its_own_rounds_the_reference_expects_what_it_saw(heads, spec):
 def test_of_another_heads_rounds_it_expects_what_its_own_head_would_have_had_accepted(heads, spec):
     good, bad = heads
     session, request, _ = run(good, spec, seed=6, new=24, longest=12)
-    other = ReferenceSession(bad.target, bad, spec).speculate(request)
+    other = FreeSession(bad.target, bad, spec).speculate(request)
     expected = said(session.replay(scenario_of(spec, request), other))
     text = text_of(request, other)
     assert expected == {place: alone(session, text, place[2]) for place in observed(other)}
@@ -100,7 +100,7 @@ def test_of_another_heads_rounds_it_expects_what_its_own_head_would_have_had_acc
 def test_a_defect_that_the_reference_follows_changes_nothing_of_what_it_expects(heads):
     spec = SPECS[2]
     session, request, trace = run(heads[0], spec, seed=7, new=24)
-    follows = ReferenceSession(session.target, session.head, spec, departures=departures(["F-003"]))
+    follows = FreeSession(session.target, session.head, spec, departures=departures(["F-003"]))
     engine = follows.replay(scenario_of(spec, request), trace)
     steps = [i for i in range(len(engine.rows)) if engine.rows.strings["phase"][i] == Phase.DRAFT]
     chosen = [one.rows.lists["chosen_ids"] for one in (engine, session.replay(scenario_of(spec, request), trace))]
@@ -124,7 +124,7 @@ def layers(tmp_path_factory):
 @pytest.mark.parametrize("k", [1, 3])
 def test_layers_expect_of_their_own_rounds_what_they_saw(layers, k):
     spec = SpecConfig(algorithm="MTP", num_steps=k, num_draft_tokens=k + 1)
-    session = ReferenceSession(*layers, spec)
+    session = FreeSession(*layers, spec)
     request = RequestSpec(rid="a", input_ids=tuple(range(3, 40, 2)), max_new_tokens=24)
     trace = session.speculate(request, chunk=7)
     expected = said(session.replay(scenario_of(spec, request), trace))
@@ -134,7 +134,7 @@ def test_layers_expect_of_their_own_rounds_what_they_saw(layers, k):
 
 def test_a_layer_is_asked_for_its_own_proposal_where_the_engine_made_another(layers):
     spec = SpecConfig(algorithm="MTP", num_steps=1, num_draft_tokens=2)
-    session = ReferenceSession(*layers, spec)
+    session = FreeSession(*layers, spec)
     request = RequestSpec(rid="a", input_ids=tuple(range(3, 40, 2)), max_new_tokens=24)
     trace = session.speculate(request)
 

@@ -9,7 +9,8 @@ from cases import catalogue
 from cases.fixed import default_scenarios
 from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.contract.usage import UsageError
-from harness.driving.adapt import Wanted, adapted, check_possible, refusal, undrawn
+from harness.driving.adapt import Wanted, adapted
+from harness.driving.refusals import check_possible, refusal, undrawn
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import GRAPH_SIZES, build_launch, dtype_on
 
@@ -125,8 +126,8 @@ def test_overlap_on_a_gpu_is_what_the_release_does_by_default(launched):
     assert launched("0.5.13", overlap_schedule=False)["arguments"]["disable_overlap_schedule"] is True
 
 
-@pytest.mark.parametrize(("given", "level"), [(True, "full"), (False, "off"), ("tokens", "tokens"), ("full", "full")])
-def test_probe_levels(given, level, launched):
+@pytest.mark.parametrize(("given", "level"), [(True, "full"), (False, "off")])
+def test_an_engine_has_a_probe_or_none(given, level, launched):
     assert launched(device="cpu", probe=given)["probe"] == level
 
 

@@ -11,15 +11,15 @@ from cases.boots import ADAPTIVE
 from cases.checkpoints import make
 from cases.meta import handmade
 from cases.meta.judged import roots, with_round
+from cases.meta.speculating import FreeSession
 from cases.meta.test_reference_session import assert_same_rows, request_of, scenario_of, stopped
 from harness.checks import judge
 from harness.contract.scenario import SpecConfig
 from reference.eagle1 import DraftHead
 from reference.pairs import paper_target as load_target
-from reference.session import ReferenceSession
 
 
-class Changing(ReferenceSession):
+class Changing(FreeSession):
     """Speculates freely with another number of steps in every round."""
 
     def __init__(self, *args, steps):

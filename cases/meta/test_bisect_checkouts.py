@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from cases.histories import History
+from cases.meta.histories import History
 from cases.meta.test_bisect_commits import FAILS, PASSES, bisect, know, notes, start
 from cases.meta.test_bisect_commits import home as home
 from harness.bisect.repository import Repository

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cases import catalogue
-from cases.histories import History
 from cases.meta import pretended_engine
+from cases.meta.histories import History
 from harness.bisect.fitting import Needs, misfit, of_commit, of_release, rebuilt
 from harness.bisect.repository import Repository
 from harness.bisect.trials import Subject

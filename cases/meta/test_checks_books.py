@@ -335,6 +335,18 @@ def test_later_draft_steps_are_not_held_to_the_counts_of_the_first(ranks):
     assert roots(scenario, and_events(both, *late)) == {}
 
 
+@pytest.mark.parametrize(("told", "found"), [([4, 4], False), ([4, 3], True)])
+def test_layers_of_one_draft_extend_are_held_to_their_own_counts(ranks, told, found):
+    """SGLang pads the batch that it hands to the second layer too."""
+    scenario, both = ranks
+    padded = {"announced": told, "padding": "MAX_LEN"}
+    second = [
+        state("busy_state", dp_rank=0, rows=4, **padded),
+        state("idle_state", dp_rank=1, rows=4, held=0, **padded),
+    ]
+    assert bool(roots(scenario, and_events(both, *states(), *second))) is found
+
+
 def test_a_hang_names_the_forward_that_a_rank_left_out(ranks):
     scenario, both = ranks
 

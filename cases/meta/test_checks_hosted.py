@@ -1,6 +1,9 @@
 """A hierarchical cache: what the probe says of its copies, what checks make of that, and the points it proves."""
 
+import threading
+import time
 from dataclasses import replace
+from queue import Empty, Queue
 from types import SimpleNamespace
 
 import pytest
@@ -22,11 +25,11 @@ from harness.engine_side.probes.recorder import Recorder
 from harness.engine_side.replacement_kernels import cpu_hicache
 
 
-def copied(round_, what, host, device, rid=""):
+def copied(round_, what, host, device, rid="", storage=()):
     return Event(
         name="host",
         scheduler_step=round_,
-        data={"round": round_, "what": what, "rid": rid, "host": host, "device": device},
+        data={"round": round_, "what": what, "rid": rid, "host": host, "device": device, "storage": list(storage)},
     )
 
 
@@ -57,9 +60,24 @@ def test_points_of_the_host_are_counted_where_they_happen(name, rounds, shows, l
     assert counts == [1, 0]
 
 
+@pytest.mark.parametrize(
+    ("before", "count"),
+    [
+        ([("fetched", [1])], 1),
+        ([("fetched", [2])], 0),
+        ([("fetched", [1]), ("stored", [1])], 0),
+        ([("kept", [1])], 0),
+    ],
+)
+def test_rows_are_of_storage_while_nothing_else_went_to_their_slots_of_the_host(before, count):
+    events = [copied(0, what, host, [7] * len(host), storage=[5]) for what, host in before]
+    made = trace(*HIT, events=(*events, LOADED))
+    assert POINTS["storage_hit"].count(GIVEN, made) == count
+
+
 def test_every_point_of_the_host_is_shown_here():
     cases = test_points_of_the_host_are_counted_where_they_happen.pytestmark[0].args[1]
-    assert {case[0] for case in cases} == set(names(Where.HOST))
+    assert {"storage_hit", *(case[0] for case in cases)} == set(names(Where.HOST))
 
 
 # Rows
@@ -78,18 +96,20 @@ def test_a_row_from_the_host_must_be_the_one_that_was_stored(loads, found):
     """Slot 1 goes to host slot 40 and comes back in slot 4; loads: what really arrives there, None for nothing."""
     pool, rows = buffers(), CachedRows()
     changed(rows, pool, [1, 2, 4], [1])
-    rows.stored(torch.tensor([40]), torch.tensor([1]))
+    rows.copied("device", torch.tensor([1]), "host", torch.tensor([40]))
     if loads is not None:
         pool[0][4] = pool[0][loads].clone()
-    rows.loaded(torch.tensor([40]), torch.tensor([4]))
+    rows.copied("host", torch.tensor([40]), "device", torch.tensor([4]))
     assert changed(rows, pool, [5], [4]) == [found]
 
 
 def test_of_what_was_never_stored_nothing_is_known_after_it_was_loaded():
     pool, rows = buffers(), CachedRows()
     changed(rows, pool, [1], [1])
-    rows.stored(torch.tensor([3]), torch.tensor([2]))
-    rows.loaded(torch.tensor([3]), torch.tensor([1]))
+    nothing = torch.tensor([], dtype=torch.int64)
+    rows.copied("device", nothing, "host", nothing)
+    rows.copied("device", torch.tensor([2]), "host", torch.tensor([3]))
+    rows.copied("host", torch.tensor([3]), "device", torch.tensor([1]))
     pool[0][1] += 1
     assert changed(rows, pool, [5], [1]) == [False]
 
@@ -106,8 +126,11 @@ ALIKE = ALIKE.model_copy(
 )
 
 
-def hit(*, stored=(0, 1, 2), loaded=(10, 11, 12), layers=2):
-    """r0's prompt in slots 0 to 3, of which three go to the host, then r1 behind them, in slots 20 to 22."""
+def hit(*, stored=(0, 1, 2), loaded=(10, 11, 12), layers=2, between=()):
+    """r0's prompt in slots 0 to 3, of which three go to the host, then r1 behind them, in slots 20 to 22.
+
+    between: copies on the host and to and from storage, before rows are loaded.
+    """
     rows = RowBuilder()
     for slot in range(4):
         rows.add(rid="r0", phase="PREFILL", slot=slot, committed=0, round=0, cache_slot=slot)
@@ -117,6 +140,7 @@ def hit(*, stored=(0, 1, 2), loaded=(10, 11, 12), layers=2):
     rows.add(rid="r1", phase="PREFILL", slot=0, committed=3, round=1, cache_slot=23)
     events = (
         copied(1, "stored", [10, 11, 12], list(stored)),
+        *between,
         copied(1, "loaded", list(loaded), [20, 21, 22], "r1"),
     )
     made = trace(prefill(0, ("r0", 0, 4, True)), prefill(1, ("r1", 3, 1, True)), events=events)
@@ -141,6 +165,18 @@ def test_other_rows_from_the_host_are_named_pool_by_pool(facts, expected, observ
     assert [one.expected for one in found] == [expected.format(pool) for pool in ("target", "draft 0", "draft 1")]
     assert {one.observed for one in found} == {f"{observed} that are not its own"}
     assert {(one.kind, one.key.rid, one.key.phase) for one in found} == {("CACHE_SLOT", "r1", "PREFILL")}
+
+
+@pytest.mark.parametrize(("back", "observed"), [((0, 1, 2), []), ((0, 2, 1), ["position 2, and 1 more"] * 3)])
+def test_rows_may_have_been_in_storage_between(back, observed):
+    """What the host has is kept, its rows are overwritten, and read back to slots 40 to 42."""
+    between = (
+        copied(1, "kept", [10, 11, 12], [], storage=[0, 1, 2]),
+        copied(1, "stored", [10, 11, 12], [3, 3, 3]),
+        copied(1, "fetched", [40, 41, 42], [], storage=back),
+    )
+    found = hit(between=between, loaded=(40, 41, 42)).divergences
+    assert [one.observed for one in found] == [f"{said} that are not its own" for said in observed]
 
 
 # The probe
@@ -191,6 +227,90 @@ def test_the_probe_tells_in_the_next_round_what_was_copied_and_for_whom():
     assert recorder.open_round(mode="PREFILL", rids=["b"], starts=[3], lens=[1]).events == []
 
 
+class Stored(Controller):
+    """With storage behind it: threads of its own that read and write, each page a moment long."""
+
+    enable_storage, page_size, mem_pool_host = True, 2, None
+
+    def __init__(self):
+        super().__init__()
+        self.prefetch_queue, self.prefetch_buffer, self.backup_queue = Queue(), Queue(), Queue()
+        self.written, self.read = [], []
+        self.works = (
+            (self.prefetch_queue, lambda one: self.prefetch_buffer.put(one)),
+            (self.prefetch_buffer, lambda one: self._page_transfer(one)),
+            (self.backup_queue, self.written.append),
+        )
+        for queue, work in self.works:
+            threading.Thread(target=self._serve, args=(queue, work), daemon=True).start()
+
+    def _serve(self, queue, work):
+        while (one := self._next(queue)) is not None:
+            time.sleep(0.01)
+            work(one)
+
+    def _next(self, queue):
+        while True:
+            try:
+                return queue.get(block=True, timeout=0.05)
+            except Empty:
+                continue
+
+    def write_storage(self, host_indices, token_ids, hash_value, prefix_keys):
+        self.backup_queue.put(hash_value)
+
+    def _page_transfer(self, operation):
+        self.read.append(operation.hash_value)
+
+    def end(self):
+        for queue, _ in self.works:
+            queue.put(None)
+
+
+class StoredTree(Tree):
+    def check_prefetch_progress(self, rid):
+        return list(self.controller.read)
+
+    def clear_storage_backend(self):
+        self.controller.written.clear()
+
+
+@pytest.fixture
+def storage():
+    controller, hooks, recorder = Stored(), HookRegistry(), Recorder()
+    tree = StoredTree(controller)
+    probe = HostProbe(recorder, controller, None)
+    probe.install(hooks, tree)
+    assert not hooks.missing
+    recorder.begin()
+    recorder.active = True
+    yield SimpleNamespace(controller=controller, tree=tree, probe=probe, recorder=recorder)
+    controller.end()
+
+
+def fetch(name, host):
+    return SimpleNamespace(host_indices=torch.tensor(host), hash_value=[name], is_terminated=lambda: name == "x")
+
+
+def test_a_step_begins_when_the_threads_of_storage_wait_for_work(storage):
+    """Before that, one of them has taken nothing yet, the other is busy, and what it leads to is still to come."""
+    controller = storage.controller
+    controller.write_storage(torch.tensor([4, 5, 8, 9]), [1, 2, 3, 4], ["p", "q"], None)
+    storage.probe.settle()
+    assert controller.written == [["p", "q"]]
+    for name, host in (("q", [0, 1]), ("x", [2, 3])):
+        controller.prefetch_queue.put(fetch(name, host))
+    assert storage.tree.check_prefetch_progress("a") == [["q"], ["x"]]
+    current = storage.recorder.open_round(mode="PREFILL", rids=["b"], starts=[1], lens=[2])
+    same = {"ev": "host", "rid": "", "device": [], "round": 0}
+    assert [one["message"] for one in current.events] == [
+        {**same, "what": "kept", "host": [4, 5, 8, 9], "storage": [0, 1, 2, 3]},
+        {**same, "what": "fetched", "host": [0, 1], "storage": [2, 3]},
+    ]
+    storage.probe.forget()
+    assert controller.written == []
+
+
 @pytest.mark.parametrize(("waiting", "held"), [("ack_write_queue", 5), ("load_queue", 5), ("", 0)])
 def test_rows_that_are_still_copied_are_the_caches_and_locked_ones_that_are_not_are_lost(waiting, held):
     controller = SimpleNamespace(**{name: [1] if name == waiting else [] for name in COPIES})
@@ -208,6 +328,7 @@ def test_rows_that_are_still_copied_are_the_caches_and_locked_ones_that_are_not_
         ("rows_left_out", {"rows": "first"}, ([6, 7], [2, 3])),
         ("one_page_off", {}, ([6, 7, 4, 5], [0, 1, 2, 3])),
         ("layer_before", {}, ([4, 5, 6, 7], [0, 1, 2, 3])),
+        ("page_before", {}, ([2, 3, 4, 5], [0, 1, 2, 3])),
     ],
 )
 def test_what_mutants_make_of_a_copy_in_pages_of_two(act, args, expected):

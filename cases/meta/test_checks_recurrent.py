@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cases.meta import handmade
-from cases.meta.test_coverage_points import decode, prefill, trace
+from cases.meta.test_coverage_points import decode, end, prefill, record, trace
 from harness.both_sides.projections import OF_A_HEAD, OF_A_ROW, weights
 from harness.checks.coverage import compared_enough
 from harness.checks.evidence import gather
@@ -101,6 +101,9 @@ def test_the_probe_sums_what_lies_in_each_requests_slot():
     assert prompt["committed"] == [5, 0]
 
 
+#: The second request was taken back once; the first was aborted after its verify.
+AGAIN = (record(1, "DECODE", [("r0", 0, 5, 1, False), ("r1", 1, 6, 2, False)]),)
+ABORTED = (decode(1, ("r0", 4, 2), ("r1", 6, 1)), decode(2, ("r1", 7, 1)))
 CHUNKS = (prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True)))
 
 
@@ -110,10 +113,13 @@ CHUNKS = (prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True)))
         ("state_behind_refused", (decode(1, ("r0", 4, 2)), decode(2, ("r0", 6, 1))), told(2, 6), told(1, 4)),
         ("state_behind_chunk", CHUNKS, told(1, 4, rid="r1"), told(0, 1, rid="r1")),
         ("state_from_cache", (prefill(0, ("r1", 4, 2, True)),), told(0, 4, rid="r1"), told(0, 4)),
+        ("state_after_retraction", AGAIN, told(1, 6, rid="r1"), told(1, 5)),
+        ("state_behind_abort", ABORTED, told(2, 7, rid="r1"), told(1, 6, rid="r1")),
     ],
 )
 def test_points_of_recurrent_states_are_counted_where_they_happen(name, rounds, shows, lacks):
-    counts = [POINTS[name].count(GIVEN, trace(*rounds, events=(event,))) for event in (shows, lacks)]
+    ends = (end("r0", 2, 2, reason="abort"), end("r1", 3, 4))
+    counts = [POINTS[name].count(GIVEN, trace(*rounds, ends=ends, events=(event,))) for event in (shows, lacks)]
     assert counts == [1, 0]
     assert name in names(Where.RECURRENT)
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from cases.checkpoints import make
+from cases.meta.speculating import FreeSession
 from harness.checks.judge import judge
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario
 from harness.contract.types import Kind, Outcome
 from harness.driving.oracle import Oracle
 from reference.pairs import load_pair
-from reference.session import ReferenceSession
 
 torch.set_num_threads(1)
 PROMPT = (5, 17, 130, 42)
@@ -52,7 +52,7 @@ def asking(keys):
 def ran(pair, asked, done=None):
     """(scenario that asks for some keys, what an engine that follows others reports)."""
     scenario = scenario_of(asking(asked))
-    session = ReferenceSession(*load_pair(pair.target, pair.draft), scenario.spec)
+    session = FreeSession(*load_pair(pair.target, pair.draft), scenario.spec)
     uniform = np.random.default_rng(4).random if "temperature" in asked else None
     drawing = None if uniform is None else lambda: float(uniform())
     follows = asking(asked if done is None else done)

@@ -8,6 +8,7 @@ import torch
 
 from cases.checkpoints import make
 from cases.meta import handmade
+from cases.meta.speculating import FreeSession
 from harness.checks.accepts import usual_draws
 from harness.checks.evidence import gather
 from harness.checks.judge import judge
@@ -16,7 +17,6 @@ from harness.contract.scenario import Op, Scenario, SpecConfig
 from harness.contract.types import Kind, Outcome
 from harness.driving.oracle import Oracle
 from reference.pairs import load_pair
-from reference.session import ReferenceSession
 
 torch.set_num_threads(1)
 SPECS = {
@@ -40,7 +40,7 @@ def sampled(request, pair):
         requests=(asked,),
         script=(Op(kind="submit", rids=("a",)), Op(kind="drain")),
     )
-    session = ReferenceSession(*load_pair(pair.target, pair.draft), request.param)
+    session = FreeSession(*load_pair(pair.target, pair.draft), request.param)
     uniform = np.random.default_rng(4).random
     return scenario, session.speculate(asked, scenario_id=scenario.id, uniform=lambda: float(uniform()))
 
@@ -75,7 +75,7 @@ def with_margin(reference, margin, *committed):
     return replace(
         reference,
         events=tuple(
-            replace(event, data={**event.data, "margin": margin})
+            replace(event, data={**event.data, "margin": margin, "distance": margin})
             if event.name == "sampled" and (not committed or event.data["committed"] in committed)
             else event
             for event in reference.events

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from cases.checkpoints import make
+from cases.meta.speculating import FreeSession
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.types import Kind, Phase
 from reference.pairs import load_pair
-from reference.session import ReferenceSession
 
 torch.set_num_threads(1)
 SPEC = SpecConfig(num_steps=3, eagle_topk=1, num_draft_tokens=4)
@@ -25,9 +25,7 @@ def trace(tmp_path_factory):
     """What an engine reports of one request that samples."""
     pair = make("eagle-tiny", tmp_path_factory.mktemp("pairs"))
     uniform = np.random.default_rng(4).random
-    return ReferenceSession(*load_pair(pair.target, pair.draft), SPEC).speculate(
-        ASKED, uniform=lambda: float(uniform())
-    )
+    return FreeSession(*load_pair(pair.target, pair.draft), SPEC).speculate(ASKED, uniform=lambda: float(uniform()))
 
 
 def scenario_of(*requests, deterministic=True):

@@ -133,11 +133,25 @@ def test_a_request_is_given_up_only_where_the_pool_has_no_room_for_two_rounds(st
     assert found("admission", scenario, *rounds, ends={"a": ("error", 0)}, events=[refused("a", OUT)]) == signatures
 
 
-def test_an_abort_that_nobody_asked_for_is_found():
+@pytest.mark.parametrize(
+    ("end", "error", "signatures"),
+    [
+        (("abort", 1), None, ["MISSING_ROW:admission:PREFILL:given-up"]),
+        (("error", 0), "Aborted", ["MISSING_ROW:admission:PREFILL:given-up"]),  # before anything of it ran
+        (("error", 0), "Invalid grammar request", []),  # a reason that this check does not know
+    ],
+)
+def test_an_abort_that_nobody_asked_for_is_found(end, error, signatures):
     scenario = program("one", [request("a", 4, seed=1, new=9)], [submit("a"), DRAIN])
     rounds = [batch(0, ("a", 0, 4), mode="PREFILL")]
-    signatures = found("admission", scenario, *rounds, ends={"a": ("abort", 1)})
-    assert signatures == ["MISSING_ROW:admission:PREFILL:given-up"]
+    events = [] if error is None else [refused("a", error)]
+    assert found("admission", scenario, *rounds, ends={"a": end}, events=events) == signatures
+
+
+def test_an_abort_that_the_scenario_asks_for_is_none():
+    script = [submit("a"), Op(kind="abort", rids=("a",)), DRAIN]
+    scenario = program("one", [request("a", 4, seed=1, new=9)], script)
+    assert found("admission", scenario, ends={"a": ("error", 0)}, events=[refused("a", "Aborted")]) == []
 
 
 # Aborts
@@ -155,6 +169,7 @@ PROMPT, FIRST, SECOND = batch(0, ("a", 0, 4), mode="PREFILL"), batch(1, ("a", 4,
     [
         ([PROMPT, FIRST, SECOND], 1, (), 4, "aborted-decoding"),
         ([PROMPT, FIRST, SECOND], 2, (), 6, "aborted-decoding"),
+        ([PROMPT, FIRST, batch(2, ("a", 7, 1), mode="PREFILL"), batch(3, ("a", 8, 2))], 2, (), 5, "aborted-decoding"),
         ([PROMPT], 0, ("a",), 0, "aborted-queued"),
         (
             [batch(0, ("a", 0, 2, False), mode="PREFILL"), batch(1, ("a", 2, 2), mode="PREFILL")],

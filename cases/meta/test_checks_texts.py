@@ -8,6 +8,7 @@ import torch
 
 from cases.checkpoints import make
 from cases.meta import handmade
+from cases.meta.speculating import FreeSession
 from cases.tokenizers import tokenizer_for
 from harness.checks.evidence import gather
 from harness.checks.judge import judge
@@ -20,7 +21,6 @@ from harness.driving.oracle import Oracle
 from reference.constraints import Constraints
 from reference.logit_rules import Rules
 from reference.pairs import load_pair
-from reference.session import ReferenceSession
 from reference.spelling import Spelling
 
 torch.set_num_threads(1)
@@ -58,7 +58,7 @@ def driven(pair, scenario):
     """What an engine reports that does as it was asked."""
     (request,), folder = scenario.requests, tokenizer_for(scenario, pair.target)
     own = Constraints(scenario=scenario, spelling=Spelling(folder), vocab=512, ends=(END,))
-    session = ReferenceSession(*load_pair(pair.target, pair.draft), scenario.spec)
+    session = FreeSession(*load_pair(pair.target, pair.draft), scenario.spec)
     rules = Rules(request=request, ends=(END,), language=own.languages.get("a"))
     trace = session.speculate(request, scenario_id=scenario.id, rules=rules)
     (end,), known = trace.ends, [trace.rows.ints["input_id"][row] for row in accepts(trace)]

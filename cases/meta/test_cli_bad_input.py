@@ -26,7 +26,7 @@ from harness.cli.outcome import Exit, attempt
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
 from harness.coverage import POINTS
-from harness.driving.adapt import check_possible
+from harness.driving.refusals import check_possible
 from harness.engines import envs
 from harness.engines.engine import Engine
 
@@ -119,7 +119,6 @@ def _scenarios(work):
         ("negative-token", ["requests", 0, "input_ids"], [1, -2]),
         ("eagle3", ["spec", "algorithm"], "EAGLE3"),
         ("two-ranks", ["engine", "dp_size"], 2),
-        ("other-width", ["engine"], {"disaggregation": True, "tp_size": 2}),
         ("other-rank", ["requests", 0, "dp_rank"], 1),
         ("unknown-coverage-point", ["wants"], ["idle_tik"]),
         ("unknown-checkpoint", ["checkpoint"], "eagle-tin"),
@@ -181,7 +180,7 @@ REFUSED = {
     "mutate-survivors": (["mutate", "--survivors-of", "nowhere"], "--survivors-of nowhere: there is no such folder"),
     "mutate-only": (["mutate", "--only", "zzz"], "--only zzz: no mutant is called so"),
     "findings-number": (["findings", "95"], "did you mean 'F-095'"),
-    "mutate-shard": (["mutate", "--shard", "3/2"], "--shard 3/2: not N/M"),
+    "mutate-shard": (["mutate", "--shard", "3/2"], "--shard '3/2' is not a shard\n  allowed: I/N"),
     "revert-unknown": (["run", "--revert", "1"], "--revert 1"),
     "revert-old": (["run", "--revert", "25015", "--engine", "0.5.11"], "0.5.11 has no revert switch"),
     "revert-old-in-matrix": (
@@ -249,11 +248,6 @@ REFUSED = {
     "file-negative-token": (scenario_file("negative-token"), "token id -2 is outside"),
     "file-eagle3": (scenario_file("eagle3"), "spec.algorithm is 'EAGLE3'"),
     "file-two-ranks": (scenario_file("two-ranks"), "engine.dp_size is 2"),
-    "file-other-width": (
-        scenario_file("other-width"),
-        "engine.tp_size is 2 with engine.disaggregation: hand-overs between sides of several TP ranks are not driven\n"
-        "  allowed: the value of engine.dp_size (1)\n",
-    ),
     "file-other-rank": (scenario_file("other-rank"), "dp_rank 1"),
     "file-unknown-coverage-point": (
         scenario_file("unknown-coverage-point"),

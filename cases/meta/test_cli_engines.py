@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from cases.meta import pretended_engine
+from cases.meta.processes import survivors, tree
 from cases.meta.test_cli_bad_input import call
-from cases.processes import survivors, tree
 from harness.archive.store import RunReader
 from harness.contract.types import Outcome
 from harness.contract.words import counted

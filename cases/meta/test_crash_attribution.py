@@ -35,6 +35,18 @@ def not_served():
     raise NotServed("x")
 
 
+def wrapped(original):
+    """What a wrapper of ours makes of a function: it passes on what it is given."""
+    module = ModuleType("wraps")
+    text = "make = lambda original: lambda worker, *args, **kwargs: original(worker, *args, **kwargs)"
+    exec(compile(text, str(HARNESS / "engine_side" / "probes" / "x.py"), "exec"), module.__dict__)
+    return module.make(original)
+
+
+def called_as_it_cannot_be():
+    wrapped(lambda worker, batch: None)("worker", "batch", pp_proxy_tensors=None)
+
+
 @pytest.mark.parametrize(
     ("act", "ours"),
     [
@@ -42,6 +54,7 @@ def not_served():
         (lambda: in_sglang("no attribute 'shape'"), None),
         (remade_by_sglang, "recorder"),
         (not_served, "transfer backend"),
+        (called_as_it_cannot_be, None),
     ],
 )
 def test_what_fails_in_what_only_looks_on_is_ours_and_all_else_is_sglangs(act, ours):

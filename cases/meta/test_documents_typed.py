@@ -15,7 +15,7 @@ from harness.contract.json_files import BadDocument, NotJSON, parsed, validated
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import POOL, EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.usage import UsageError
-from harness.driving.adapt import impossible
+from harness.driving.refusals import impossible
 from harness.engines.launch import BOOT_CHUNK, boot_chunk
 from harness.night.records import Night
 

@@ -138,3 +138,17 @@ def test_samples_arrive_when_the_request_that_reads_their_prompt_has_ended():
 def test_samples_beside_a_request_that_is_alive_are_refused():
     with pytest.raises(ScriptError, match="submitted beside others"):
         drive(Sampling(), of_samples(Op(kind="submit", rids=("b",)), Op(kind="submit", rids=("a",))))
+
+
+class Refusing(Sampling):
+    """It answers a request of two samples with an error, as SGLang does: with one for all."""
+
+    def collect(self, rids):
+        return [{"rid": rid, "reason": "error", "error": "no", "output_ids": [], "cached_tokens": 0} for rid in rids]
+
+
+def test_an_error_of_a_request_is_the_end_of_each_of_its_samples():
+    trace = drive(Refusing(), of_samples(Op(kind="submit", rids=("a",)), Op(kind="submit", rids=("b",))))
+    assert [end.rid for end in trace.ends] == ["a.0", "a.1", "a.2", "b"]
+    errors = [event.data for event in trace.events if event.name == "request_error"]
+    assert errors == [{"rid": rid, "error": "no"} for rid in ("a.0", "a.1", "a.2", "b")]

@@ -8,12 +8,12 @@ import torch
 
 from benchmarks.make_real_size import SHAPES, make
 from cases.meta.published import make_target
+from cases.meta.speculating import FreeSession
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario, SpecConfig
 from harness.driving.checkpoint_files import read_checkpoint
 from harness.driving.footprint import footprint
 from reference.pairs import load_pair
-from reference.session import ReferenceSession
 
 SMALL = {"intermediate": 1024, "layers": 8, "heads": 8, "kv_heads": 2, "head_dim": 48, "hidden": 384}
 
@@ -53,7 +53,7 @@ def test_what_is_said_is_kept_and_is_not_many_times_too_much(tmp_path, name, pro
     said = footprint(*files, [scenario], held="bfloat16")
 
     target, head = load_pair(pair / "target", pair / "draft", torch.float32, held=torch.bfloat16)
-    session = ReferenceSession(target, head, spec)
+    session = FreeSession(target, head, spec)
     peak = peak_of(lambda: session.replay(scenario, session.speculate(request))) + said.weights / 2**20
     assert peak <= said.mib
     assert said.mib <= 2.5 * peak

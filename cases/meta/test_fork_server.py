@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cases.processes import survivors
+from cases.meta.processes import survivors
 from harness.engines import fork_server, process
 from harness.engines.errors import EngineError
 from harness.engines.fork_server import ForkServer, ForkServers, can_fork, kind_of

@@ -13,6 +13,7 @@ from cases.meta import pretended_engine, results
 from harness.cli import fuzz
 from harness.cli.main import app
 from harness.contract.types import Outcome
+from harness.driving.progress import Setup
 from harness.engines import envs
 from harness.search import fuzz as making
 from harness.search.shrink import Budget
@@ -96,8 +97,8 @@ def test_boots_are_named_and_what_they_need_is_assumed(driven, tmp_path):
     done, (plan,) = driven("--family", "tree", "--boot", "deep-tree", "--examples", "3", "--json", "found.json")
     assert done.exit_code == 0, done.output
     assert {one.boot_key() for one in plan.scenarios} == {TREES["deep-tree"].boot_key()}
-    assert (len(plan.scenarios), plan.assumed, plan.box) == (3, TREES["deep-tree"].assumes, None)
-    assert "F-003" in plan.assumed
+    assert (len(plan.scenarios), plan.setup.assumed, plan.box) == (3, TREES["deep-tree"].assumes, None)
+    assert "F-003" in plan.setup.assumed
     seed = json.loads((tmp_path / "found.json").read_text())["seed"]
     assert plan.scenarios == tuple(generate(TREES["deep-tree"], count=3, seed=seed))
     assert f"--seed {seed}" in done.output
@@ -106,7 +107,7 @@ def test_boots_are_named_and_what_they_need_is_assumed(driven, tmp_path):
 def test_a_witness_gets_greedy_tokens_and_nothing_to_predict(driven):
     done, (plan,) = driven("--reference", "witness", "--boot", "plain", "--examples", "20", "--seed", "7")
     assert done.exit_code == 0, done.output
-    assert (plan.reference, plan.assumed) == ("witness", ())
+    assert (plan.setup.reference, plan.setup.assumed) == ("witness", ())
     assert list(plan.scenarios) == list(greedy(generate(BOOTS["plain"], count=20, seed=7)))
     assert f"{len(plan.scenarios)} scenarios of 20, of greedy tokens alone" in done.output
     done, _ = driven("--reference", "witness", "--boot", "plain", "--examples", "20", "--assume", "F-037")
@@ -154,10 +155,8 @@ def test_each_root_finding_gets_the_smallest_scenario_that_shows_it(monkeypatch)
     monkeypatch.setattr(making, "LiveEngines", Pretended)
     result = results.run_of(results.judged("one", results.one_ahead), results.judged("two"))
     assert result.verdict.outcome is Outcome.FAIL
-    plan = SimpleNamespace(
-        env=SimpleNamespace(version="0.5.23"), device="cpu", lease=None, copies=False, assumed=(), revert=None
-    )
-    plan.own, plan.reference = None, "paper"
+    setup = Setup(release="0.5.23", reference="paper")
+    plan = SimpleNamespace(env=SimpleNamespace(version="0.5.23"), setup=setup, lease=None, copies=False, own=None)
     seen = []
     found = list(
         making.reproducers(plan, result, budget=Budget(seconds=20), started=seen.append, progress=lambda _step: None)

@@ -13,11 +13,13 @@ from cases.fixed import default_scenarios
 from cases.meta import handmade
 from harness.checks import judge
 from harness.checks.given import not_given
+from harness.cli.outcome import TYPED, typed_again
 from harness.cli.programs import check_scenarios
-from harness.contract.scenario import EngineConfig, SpecConfig
+from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.contract.types import Outcome
 from harness.contract.usage import UsageError
-from harness.driving.adapt import Wanted, adapted, untaken
+from harness.driving.adapt import Wanted, adapted
+from harness.driving.refusals import untaken
 from harness.engine_side.hooks import ImportHooks
 from harness.engine_side.host.given import given
 from harness.engine_side.replacement_kernels.cpu_ops import CpuOps
@@ -201,9 +203,40 @@ def test_what_eaglecheck_sets_itself_is_refused_with_the_key_to_use(name, instea
         check_scenarios([asked], device="cpu")
 
 
-def test_what_would_not_be_in_lockstep_is_refused():
-    (asked,) = adapted([SCENARIO], Wanted(server_args={"hicache_storage_backend": "file"}), device="cpu")
-    with pytest.raises(UsageError, match=r"has hicache_storage_backend, whose threads .*\n  leave it out"):
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"enable_lmcache": True}, r"has enable_lmcache, whose threads .*\n  leave it out"),
+        ({"hicache_storage_backend": "mooncake"}, r"is 'mooncake', a service of its own\n  allowed: 'file'"),
+        (
+            {"hicache_storage_backend": "file"},
+            r"policy is 'timeout', by which the clock .*\n  allowed: 'wait_complete'",
+        ),
+    ],
+)
+def test_what_would_not_be_in_lockstep_is_refused(given, why):
+    (asked,) = adapted([SCENARIO], Wanted(server_args=given), device="cpu")
+    with pytest.raises(UsageError, match=why):
+        check_scenarios([asked], device="cpu")
+
+
+def test_storage_in_a_folder_is_taken_where_no_clock_decides_when_it_is_waited_for():
+    given = {"hicache_storage_backend": "file", "hicache_storage_prefetch_policy": "best_effort"}
+    (asked,) = adapted([SCENARIO], Wanted(server_args=given), device="cpu")
+    check_scenarios([asked], device="cpu")
+
+
+def test_a_decode_side_with_both_kinds_of_ranks_is_refused():
+    engine = {"dp_size": 2, "tp_size": 4, "disaggregation": True}
+    asked = Scenario.model_validate(
+        {
+            **SCENARIO.model_dump(mode="json"),
+            "checkpoint": "qwen3-tiny",
+            "spec": {"algorithm": "EAGLE3"},
+            "engine": engine,
+        }
+    )
+    with pytest.raises(UsageError, match=r"each DP rank is not driven\n  allowed: .* \(2\), or engine.dp_size 1"):
         check_scenarios([asked], device="cpu")
 
 
@@ -229,3 +262,12 @@ def test_every_argument_that_an_engine_is_started_with_is_known_as_ours(engine, 
     launch = launched(tmp_path, engine, "cuda" if engine.cuda_graph else "cpu")
     for one in (launch, launch.beside or launch):
         assert {*one.boot["arguments"], *one.boot["optional_arguments"]} <= set(server_args.OURS)
+
+
+@pytest.mark.parametrize("only", [["--only", "x,y"], ["--only=x,y"], []])
+def test_a_command_is_offered_as_it_was_typed_with_another_choice(only):
+    TYPED.set(["mutants", *only, "--server-arg", "a=1", "--server-arg", "b=2", "--fresh"])
+    again = typed_again(without=("--fresh",), more=("--only", "y"))
+    assert again == "eaglecheck mutants --server-arg a=1 --server-arg b=2 --only y"
+    TYPED.set([])
+    assert typed_again(more=("--only", "y")) == ""

@@ -309,6 +309,36 @@ def test_a_state_of_the_round_before_is_remembered_from_replay_to_replay(place, 
     assert second["hidden_in"][0] == batch_of([3, 4], [7, 9], size=2).spec_info.hidden_states.tolist()
 
 
+def test_a_captured_round_looks_its_choices_up_in_the_map_that_an_armed_mutant_leaves(place, mutated):
+    class EagleDraftWorker:
+        hot_token_id = torch.tensor([5, 9, 2])
+
+        def draft_forward(self):
+            return self.hot_token_id.clone()
+
+    place.worker.EagleDraftWorker = EagleDraftWorker
+    graphs = GraphProbe(mutants=mutated)
+    graphs.install(chooser_module=place.worker, choosers=(), drafter="EagleDraftWorker")
+    graph, worker = place.cuda.CUDAGraph(), EagleDraftWorker()
+
+    def looked_up():
+        graph.capture_begin()
+        found = worker.draft_forward().tolist()
+        graph.capture_end()
+        return found
+
+    assert looked_up() == [5, 9, 2]
+    mutated.arm(["token-map-left-out"])
+    assert looked_up() == [0, 1, 2]
+    mutated.arm(["map-twice"])
+    assert looked_up() == [9, 9, 2]
+    assert worker.draft_forward().tolist() == worker.hot_token_id.tolist() == [5, 9, 2]
+    assert {name: count for name, count in mutated.fired().items() if count} == {
+        "token-map-left-out": 1,
+        "map-twice": 1,
+    }
+
+
 def test_every_float_mutant_can_be_captured_or_acts_outside_graphs():
     left = {name for name in FLOAT_MUTANTS if not inside_graphs(MUTANTS[name])}
     outside = {MUTANTS[name].site for name in left} - {"inputs", "choices"}

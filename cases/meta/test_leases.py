@@ -14,7 +14,7 @@ import pytest
 
 from cases.meta import pretended_sglang
 from cases.meta.pretended_card import H100, IDLE, IDLE_SECOND, SECOND, app, used
-from cases.processes import survivors, tree
+from cases.meta.processes import survivors, tree
 from harness.both_sides import lease_files, leases
 from harness.both_sides.gpus import CardError
 from harness.engines.engine import Engine

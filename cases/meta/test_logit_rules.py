@@ -72,9 +72,9 @@ def test_cuts_are_hugging_faces_in_its_order(cuts):
     makers = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
     warpers = [TemperatureLogitsWarper(0.8), *(makers[key](value) for key, value in cuts.items())]
     expected = LogitsProcessorList(warpers)(torch.zeros(1, 1), logits[None].clone())[0].softmax(-1)
-    found, slack = rules(temperature=0.8, **cuts).distribution(logits, ())
+    found, near = rules(temperature=0.8, **cuts).distribution(logits, ())
     assert found == pytest.approx(expected.numpy(), abs=1e-12)
-    assert slack > 1e-4 or "min_p" in cuts
+    assert near.margin > 1e-4 or "min_p" in cuts
 
 
 def test_slack_is_how_far_an_end_moves_before_other_tokens_are_left():
@@ -86,14 +86,14 @@ def test_slack_is_how_far_an_end_moves_before_other_tokens_are_left():
         ({"top_p": 0.67}, math.log(0.3 / 0.2) / 4),
         ({"min_p": 0.5}, math.log(0.3 / 0.25) / 4),
     ):
-        assert rules(temperature=1.0, **cuts).distribution(logits, ())[1] == pytest.approx(slack)
+        assert rules(temperature=1.0, **cuts).distribution(logits, ())[1].margin == pytest.approx(slack)
 
 
 def test_tokens_as_likely_as_one_another_may_take_each_others_place_in_a_nucleus():
     twins = torch.tensor([0.4, 0.25, 0.25, 0.1], dtype=torch.float64).log()
-    left, slack = rules(temperature=1.0, top_p=0.5).distribution(twins, ())
+    left, near = rules(temperature=1.0, top_p=0.5).distribution(twins, ())
     assert np.count_nonzero(left) == 2
-    assert slack == pytest.approx(0.0)
+    assert near.margin == near.reach == pytest.approx(0.0)
 
 
 TREE = with_depths((9, 0, 2, 0), (-1, 0, 0, 1))
@@ -105,7 +105,7 @@ def test_a_node_counts_the_path_that_leads_to_it():
     given = rules(frequency_penalty=0.5)
     walk = decide(TREE, ROWS[:, :4], Conditions(), given, (), most=2, drafted=NOTHING).walk
     assert walk.tokens == (0, 2)
-    assert walk.margin == pytest.approx(0.1)
+    assert walk.near.margin == pytest.approx(0.1)
     assert decide(TREE, ROWS[:, :4], Conditions(), given, (0,), most=2, drafted=NOTHING).walk.tokens == (2, 0)
 
 

@@ -23,13 +23,14 @@ def _no_rules():
     RULES.clear()
 
 
-def side(classes):
-    """A manager over one KV buffer of ten pages and one metadata buffer of four rows, and both as arrays."""
+def side(classes, rank=0):
+    """A manager of a rank over one KV buffer of ten pages and one metadata buffer of four rows, and both as arrays."""
     kv, rows = np.zeros((10, PAGE), dtype=np.uint8), np.zeros((4, PAGE), dtype=np.uint8)
     args = SimpleNamespace(
         kv_data_ptrs=[kv.ctypes.data], kv_item_lens=[PAGE], aux_data_ptrs=[rows.ctypes.data], aux_item_lens=[PAGE]
     )
-    return classes["manager"](args, "x", None), kv, rows
+    args.engine_rank = rank
+    return classes["manager"](args, "x", SimpleNamespace(tp_size=2, dp_size=1)), kv, rows
 
 
 @pytest.fixture
@@ -155,7 +156,23 @@ def test_an_unknown_rule_is_refused_with_the_known_ones():
 
 
 def test_a_room_knows_what_was_asked(tmp_path):
-    room = Room(str(tmp_path), 3)
+    room = Room(str(tmp_path), 3, 0)
     assert room.asked() is None
     room.ask(Want([4, 1], 2, 0))
     assert room.asked() == Want([4, 1], 2, 0)
+
+
+def test_ranks_meet_the_rank_of_their_number(tmp_path):
+    classes = make_classes(CONN, folder=str(tmp_path))
+    ranks = [(side(classes, rank), side(classes, rank)) for rank in (0, 1)]
+    pairs = [(classes["sender"](left[0], "", 7), classes["receiver"](right[0], "", 7)) for left, right in ranks]
+    for rank, (sender, receiver) in enumerate(pairs):
+        ranks[rank][0][1][:] = rank + 1
+        receiver.init(0)
+        receiver.send_metadata(np.asarray([4]), 1)
+        sender.init(1, 3)
+    pairs[1][0].send(np.asarray([2]))
+    assert [receiver.poll() for _, receiver in pairs] == [POLL.Transferring, POLL.Success]
+    pairs[0][0].send(np.asarray([2]))
+    assert pairs[0][1].poll() == POLL.Success
+    assert [int(ranks[rank][1][1][4, 0]) for rank in (0, 1)] == [1, 2]

@@ -11,6 +11,7 @@ import torch
 
 from cases.catalogue import read_scenario
 from cases.checkpoints import make
+from cases.meta.speculating import FreeSession
 from harness.checks.explained import explained, spot, together
 from harness.checks.findings import group
 from harness.checks.judge import judge
@@ -24,7 +25,6 @@ from harness.driving.oracle import Oracle
 from harness.driving.progress import Setup
 from reference.pairs import load_pair
 from reference.rounds import flying
-from reference.session import ReferenceSession
 
 ROOT = Path(__file__).parents[2]
 torch.set_num_threads(1)
@@ -72,7 +72,7 @@ class Defect:
     def engine(self, *, sound=False):
         """What an engine with or without the defect does: the reference's own run."""
         own = departures([] if sound else [self.name])
-        session = ReferenceSession(*load_pair(self.pair.target, self.pair.draft), self.scenario.spec, departures=own)
+        session = FreeSession(*load_pair(self.pair.target, self.pair.draft), self.scenario.spec, departures=own)
         chunk = self.scenario.engine.chunked_prefill_size
         return session.speculate(self.scenario.requests[0], chunk=chunk, scenario_id=self.scenario.id)
 

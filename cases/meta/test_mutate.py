@@ -17,7 +17,7 @@ from harness.cli.report import _document
 from harness.contract.types import Outcome
 from harness.contract.usage import UsageError
 from harness.engine_side.host import source_swap
-from harness.engines.errors import EngineError, NoLease
+from harness.engines.errors import EngineError, EngineNotClean, NoLease
 from harness.engines.process import Launch
 from harness.search import fates, faults
 from harness.search.board import Board, document
@@ -366,6 +366,24 @@ def test_a_boot_that_fails_says_something_of_a_mutant_only_where_it_boots_with_i
     if end is End.KILLED:
         assert fate.why == "TypeError: f()"
     assert not list((tmp_path / "mutated").iterdir()), "no mutated file is left"
+
+
+def test_a_new_engine_that_would_not_begin_says_something_of_the_mutant(monkeypatch, tmp_path):
+    (tmp_path / "srt" / "speculative").mkdir(parents=True)
+    (tmp_path / "srt" / "speculative" / "one.py").write_text(SOURCE)
+    driven = []
+
+    def drive(engine, _scenario):
+        driven.append(engine)
+        raise EngineNotClean("SGLang would not flush its caches")
+
+    engines = Engines(None)
+    monkeypatch.setattr(engines, "use", lambda _launch: types.SimpleNamespace(swap=len), raising=False)
+    monkeypatch.setattr("harness.search.mutate.drive", drive)
+    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=(), release="0.5.23")
+    (fate,) = hunt.ask(tasks_of("a", before=False))
+    assert (fate.end, fate.check) == (End.KILLED, "engine")
+    assert driven[0] is not driven[1], "what another mutant left in the first one says nothing of this one"
 
 
 def test_changed_code_is_found_through_every_level():

@@ -27,8 +27,8 @@ from cases.families import FAMILIES
 from cases.meta import nights, pretended_engine
 from cases.meta.pretended_card import app as card_user
 from cases.meta.pretended_card import used
+from cases.meta.processes import survivors, tree
 from cases.meta.test_cli_bad_input import call
-from cases.processes import survivors, tree
 from harness.cli import nightly
 from harness.contract.known_issues import issues
 from harness.contract.rates import interval

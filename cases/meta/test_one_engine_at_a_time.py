@@ -46,7 +46,7 @@ def engines(monkeypatch):
 def plan(root):
     env = EngineEnv(version="0.5.23", python=Path("python"), pythonpath=(), torch="2.13.0", ready=True)
     pairs = {one.checkpoint: (root, root) for one in SCENARIOS}
-    return runner.Plan(env=env, scenarios=SCENARIOS, pairs=pairs, root=root)
+    return progress.Plan(env=env, setup=progress.Setup(release="0.5.23"), scenarios=SCENARIOS, pairs=pairs, root=root)
 
 
 @pytest.mark.parametrize("why", [EngineError("the engine refused it"), EngineNotClean("it still holds slots")])

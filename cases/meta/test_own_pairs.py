@@ -24,6 +24,7 @@ from harness.driving.checkpoint_files import read_checkpoint
 from harness.driving.drive import sampling_of
 from harness.driving.own_pair import described, own_pair
 from harness.driving.progress import hardly_agrees
+from harness.driving.refusals import pair_too_old
 from reference.checkpoint import DamagedError, Weights
 
 
@@ -201,6 +202,14 @@ def test_sizes_that_differ_are_no_pair(folder):
     assert own_pair(target, head).algorithm == "EAGLE3"  # whose width is its own
 
 
+def test_a_draft_in_a_form_that_sglang_does_not_read_is_refused_for_that(folder):
+    target = folder("target", {"lm_head.weight": (512, 64)})
+    nested = {"speculators_model_type": "eagle3", "transformer_layer_config": {"hidden_size": 64}}
+    head = folder("head", {"fc.weight": (64, 192)}, architectures=["Eagle3Speculator"], vocab_size=None, **nested)
+    with pytest.raises(UsageError, match="of the speculators library"):
+        own_pair(target, head)
+
+
 def test_our_own_scenarios_keep_their_shape_on_a_users_pair(tiny):
     from harness.cli.programs import choose_scenarios
 
@@ -246,3 +255,37 @@ def test_an_option_of_prompts_alone_is_refused_without_them(option):
 def test_graph_sizes_without_graphs_are_refused():
     with pytest.raises(UsageError, match="no scenario runs in CUDA graphs"):
         adapted([fixed.default_scenarios()[0]], Wanted(cuda_graph_max_bs=2), device="cpu")
+
+
+def test_a_pair_of_a_kind_that_a_release_does_not_run_is_refused_before_its_boot(tmp_path):
+    made = checkpoints.make("hybrid-tiny", tmp_path)
+    own = own_pair(made.target, made.draft)
+    assert "0.5.23" in pair_too_old(own, version="0.5.13", device="cpu")
+    assert pair_too_old(own, version="0.5.23", device="cpu") == pair_too_old(own, version="0.5.17", device="cuda") == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"index_topk": 2048}, "index_topk in config.json asks for a sparse attention indexer"),
+        ({"layer_types": ["linear_attention"]}, "layer_types in config.json asks for linear attention"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config is 'fp8'"),
+    ],
+)
+def test_what_sglang_computes_on_a_gpu_alone_is_refused_on_a_cpu(folder, config, why):
+    target = folder("target", {"lm_head.weight": (512, 64)}, **config)
+    draft = folder("draft", {"fc.weight": (64, 128)})
+    done = call("run", "--target", str(target), "--draft", str(draft))
+    assert (done.exit_code, why in done.stderr, "--device cuda" in done.stderr) == (2, True, True)
+
+
+def test_a_target_that_a_release_has_no_draft_for_is_refused_by_its_folder(folder, tmp_path):
+    from harness.cli.prepare import check_drafted_for
+
+    models = tmp_path / "sglang" / "srt" / "models"
+    models.mkdir(parents=True)
+    (models / "llama.py").write_text("class LlamaForCausalLM(nn.Module):\n    pass\n")
+    pair = own_pair(folder("target", {"lm_head.weight": (512, 64)}), folder("draft", {"fc.weight": (64, 128)}))
+    with pytest.raises(UsageError, match=r"target: SGLang 0\.5\.23 does not speculate with LlamaForCausalLM"):
+        check_drafted_for(pair, SimpleNamespace(version="0.5.23", package=tmp_path / "sglang"))
+    check_drafted_for(None, SimpleNamespace(version="0.5.23", package=tmp_path / "sglang"))

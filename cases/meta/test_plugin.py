@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from cases.families import FAMILIES, SOME
-from cases.processes import survivors
+from cases.meta.processes import survivors
 from harness.cli.programs import choose_scenarios
 from harness.night.cells import Limits, plan
 from harness.suite.census import INCOMPLETE, Census
@@ -24,7 +24,7 @@ BOOT = f"""
 import sys
 from pathlib import Path
 import harness.engines.process
-from cases.processes import tree
+from cases.meta.processes import tree
 from harness.engines.process import Launch
 harness.engines.process.HOST = Path({str(HOST)!r})
 

@@ -211,12 +211,15 @@ def test_the_table_of_wrapped_calls_names_every_call_that_a_recorded_run_wrapped
 def attempts_of(*rounds):
     recorder, found = Recorder(), []
     for mode, start, length in rounds:
-        found += recorder.open_round(mode=mode, rids=["a"], starts=[start], lens=[length]).attempts
+        final = [start + length != 4]  # a chunk of the prompt ends there
+        found += recorder.open_round(mode=mode, rids=["a"], starts=[start], lens=[length], final=final).attempts
         recorder.close_round()
     return found
 
 
 def test_a_request_begins_anew_where_it_is_read_or_handed_over_once_more():
     assert attempts_of(("PREFILL", 0, 4), ("PREFILL", 4, 3), ("DECODE", 7, 0), ("PREFILL", 0, 8)) == [0, 0, 0, 1]
+    # taken back before it decoded, with all of its prompt in the prefix cache
+    assert attempts_of(("PREFILL", 0, 4), ("PREFILL", 4, 3), ("PREFILL", 7, 1), ("DECODE", 8, 0)) == [0, 0, 1, 1]
     # taken back in the scheduler step in which it arrived: no decode lies between
     assert attempts_of(("PREBUILT", 4, 0), ("PREBUILT", 4, 0), ("DECODE", 4, 0)) == [0, 1, 1]

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from cases.checkpoints import make
 from cases.meta.published import FAMILIES, make_target
 from cases.meta.published_heads import BEHIND, BESIDE, make_pair
+from cases.meta.speculating import FreeSession
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import SpecConfig
 from reference import attention
 from reference.attention import KeyValues, Sight, ancestors, attend
 from reference.mtp import MtpHead
 from reference.pairs import load_pair, paper_target
-from reference.session import ReferenceSession
 
 DOUBLE = torch.float64
 
@@ -143,7 +143,7 @@ def test_nothing_is_made_on_another_device_than_the_models(root, name):
     spec = SpecConfig.model_validate(
         {"algorithm": head.algorithm, "num_steps": 2, "eagle_topk": 1, "num_draft_tokens": 3}
     )
-    session = ReferenceSession(head.target, head, SpecConfig.model_validate(spec))
+    session = FreeSession(head.target, head, SpecConfig.model_validate(spec))
     with torch.device("meta"):
         trace = session.speculate(RequestSpec(rid="a", input_ids=(5, 6, 7, 8, 9), max_new_tokens=6), chunk=2)
         assert session.generate([5, 6, 7, 8, 9], 6) == list(trace.ends[0].output_ids)

@@ -7,6 +7,7 @@ import torch
 
 from cases.checkpoints import Recipe, make_recipe
 from cases.fixed import tokens as random_tokens
+from cases.meta.speculating import FreeSession
 from cases.meta.test_reference_session import SPEC_IDS, SPECS
 from cases.meta.test_reference_session import tiny as tiny
 from harness.contract.requests import RequestSpec
@@ -14,7 +15,6 @@ from harness.contract.scenario import SpecConfig
 from reference.draft import Forced, Reading, draft
 from reference.eagle1 import DraftHead
 from reference.pairs import paper_target as load_llama
-from reference.session import ReferenceSession
 from reference.tree import build_tree, with_depths
 from reference.verify import greedy_walk, verify
 
@@ -36,7 +36,7 @@ def _request(rng):
 def test_thousands_of_random_verifies_are_lossless(small):
     """Rounds at every place of a greedy text, with the head's own trees: the walk commits the text, all of it."""
     rng, vocab, cases, lengths = random.Random(4), small.target.config.vocab, 0, set()
-    session = ReferenceSession(small.target, small, SPECS[0])
+    session = FreeSession(small.target, small, SPECS[0])
     with torch.inference_mode():
         for _ in range(60):
             k, t = rng.randint(1, 5), rng.randint(1, 4)
@@ -89,7 +89,7 @@ def test_thousands_of_random_trees_are_lossless_under_any_target():
 
 @pytest.mark.parametrize("spec", SPECS, ids=SPEC_IDS)
 def test_free_running_speculation_writes_the_text_of_plain_generation(tiny, spec):
-    session = ReferenceSession(tiny.target, tiny, spec)
+    session = FreeSession(tiny.target, tiny, spec)
     rng = random.Random(6)
     for index in range(5):
         plain = _request(rng)
@@ -106,7 +106,7 @@ def test_free_running_speculation_writes_the_text_of_plain_generation(tiny, spec
 
 
 def test_margins_are_the_distance_to_the_next_best_token(tiny):
-    session = ReferenceSession(tiny.target, tiny, SPECS[0])
+    session = FreeSession(tiny.target, tiny, SPECS[0])
     made = session.generate_with_margins([5, 6, 7], 6)
     text = [5, 6, 7, *made.tokens]
     for index, margin in enumerate(made.margins):
@@ -127,7 +127,7 @@ def test_a_batch_of_trees_answers_as_each_path_alone(small):
 
 
 def test_confirmed_text_is_the_generated_text_and_a_wrong_claim_is_refused(tiny):
-    session = ReferenceSession(tiny.target, tiny, SpecConfig())
+    session = FreeSession(tiny.target, tiny, SpecConfig())
     for seed, length in enumerate((1, 7, 40)):
         prompt = random_tokens(seed=seed, length=length)
         text = session.generate_with_margins(prompt, 20)

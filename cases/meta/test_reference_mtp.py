@@ -24,6 +24,7 @@ from transformers.models.step3p7.modeling_step3p7 import (
 )
 
 from cases.checkpoints import RECIPES, make_recipe
+from cases.meta.speculating import FreeSession
 from cases.meta.test_reference_session import stopped
 from cases.recipes import MtpRecipe
 from harness.checks.evidence import gather
@@ -35,7 +36,6 @@ from reference import mtp
 from reference.checkpoint import CheckpointError
 from reference.departures import ReadsOtherwise
 from reference.pairs import load_pair
-from reference.session import ReferenceSession
 from reference.windows import Reads, Window, read_depths
 
 torch.set_num_threads(1)
@@ -58,7 +58,7 @@ def pairs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sessions(pairs):
     spec = SpecConfig(algorithm="MTP", num_steps=K, num_draft_tokens=K + 1)
-    return {kind: ReferenceSession(*load_pair(pair.target, pair.draft), spec) for kind, pair in pairs.items()}
+    return {kind: FreeSession(*load_pair(pair.target, pair.draft), spec) for kind, pair in pairs.items()}
 
 
 @pytest.fixture(scope="module")
@@ -490,9 +490,9 @@ def test_a_target_that_is_more_than_what_is_built_here_is_refused(pairs, tmp_pat
 def test_more_steps_than_layers_and_other_drafts_are_refused(pairs, kind):
     models = load_pair(pairs[kind].target, pairs[kind].draft)
     with pytest.raises(ValueError, match=f"k is {LAYERS + 1}; this head has {LAYERS} layers"):
-        ReferenceSession(*models, SpecConfig(algorithm="MTP", num_steps=LAYERS + 1, num_draft_tokens=LAYERS + 2))
+        FreeSession(*models, SpecConfig(algorithm="MTP", num_steps=LAYERS + 1, num_draft_tokens=LAYERS + 2))
     with pytest.raises(ValueError, match="algorithm is 'EAGLE'; the head is made for 'MTP'"):
-        ReferenceSession(*models, SpecConfig())
+        FreeSession(*models, SpecConfig())
 
 
 def test_layers_propose_a_chain_only():

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,7 +96,7 @@ def test_what_a_small_reference_takes_is_not_said(pair):
 
 
 def test_what_does_not_fit_in_memory_is_refused_with_both_numbers(pair, monkeypatch):
-    monkeypatch.setattr(prepare, "_free_memory", lambda: 10)
+    monkeypatch.setattr(prepare.psutil, "virtual_memory", lambda: SimpleNamespace(available=10 << 20))
     with pytest.raises(UsageError, match=r"needs .* GiB at most .* 0\.0 GiB of memory left"):
         place("auto", pair, device="cpu")
 

@@ -8,17 +8,17 @@ from transformers import AutoModelForCausalLM
 from cases.boots import RECURRENT
 from cases.checkpoints import make
 from cases.fixed import DRAIN, request, submit
+from cases.meta.speculating import FreeSession
 from harness.both_sides.projections import OF_A_HEAD, OF_A_ROW, weights
 from harness.contract.scenario import Scenario
 from reference.pairs import load_pair
-from reference.session import ReferenceSession
 
 torch.set_num_threads(1)
 #: Of values up to 20: HF computes states in float32 and in chunks.
 GREATEST = 2e-4
 
 
-@pytest.fixture(scope="module", params=["hybrid", "hybrid-tree", "hybrid-dense"])
+@pytest.fixture(scope="module", params=["hybrid", "hybrid-tree", "hybrid-dense", "hybrid-mamba"])
 def boot(request):
     return RECURRENT[request.param]
 
@@ -39,7 +39,7 @@ def replayed(pair, request_of, boot):
         requests=(request_of,),
         script=(submit("a"), DRAIN),
     )
-    session = ReferenceSession(*load_pair(pair.target, pair.draft), boot.spec)
+    session = FreeSession(*load_pair(pair.target, pair.draft), boot.spec)
     ran = session.speculate(request_of, chunk=8)
     return ran, session.replay(scenario, ran)
 
@@ -59,6 +59,8 @@ def states_of(pair):
     def states(tokens):
         cache = model(torch.tensor([tokens]), use_cache=True).past_key_values
         matrices = torch.stack([cache.get_recurrent_state(i, state_idx=0)[0] for i in layers])  # [L,H,n,v]
+        if model.config.model_type == "nemotron_h":
+            matrices = matrices.mT
         rows = torch.stack([cache.get_conv_state(i, state_idx=0)[0] for i in layers])[..., 1:]  # [L,C,w]
         of_heads = weights(OF_A_HEAD, matrices[0, 0].numel()).reshape(-1, *matrices.shape[:1:-1])
         return {

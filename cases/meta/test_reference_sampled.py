@@ -125,7 +125,7 @@ def test_the_margin_is_the_distance_to_the_nearest_decision():
     walk = sampled_walk(tokens, parents, distribution, Uniforms(nodes=(0.25, 0.5, 0.5), final=0.5), most=2)
     assert walk.tokens == (1, 1)
     # the root's is 0.15 below 0.4; node 1's 0.2 above 0.3; left are 0.1, 0.4, 0.2: 0.35 of 0.7 is 0.15 below 0.5
-    assert walk.margin == pytest.approx(min(0.15, 0.2, 0.15 / 0.7))
+    assert walk.near.margin == pytest.approx(min(0.15, 0.2, 0.15 / 0.7))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -161,7 +161,7 @@ def test_the_replacement_kernel_in_the_engine_walks_like_the_reference(seed):
     )
     uniforms = Uniforms(nodes=tuple(nodes.tolist()), final=float(final[0]))
     walk = sampled_walk(tokens, parents, distribution.astype(np.float64), uniforms, most=most)
-    assert walk.margin > 1e-6, "another seed: this one lies on a border"
+    assert walk.near.margin > 1e-6, "another seed: this one lies on a border"
     accepted = index[0, : int(count[0]) + 1].tolist()
     assert tuple(accepted) == walk.nodes
     assert tuple(predicts[accepted].tolist()) == walk.tokens
@@ -208,4 +208,4 @@ def test_a_uniform_on_the_edge_of_a_ratio_has_no_margin():
     uniforms = Uniforms(nodes=(0.5, 0.5), final=0.25, rejection=True)
     rows = np.array(((0.5, 0.25, 0.25), (1.0, 0.0, 0.0)))
     walk = rejection_walk((9, 1), rows, np.array(((0.25, 0.5, 0.25),)), uniforms)
-    assert (walk.tokens, walk.margin) == ((0,), 0.0)
+    assert (walk.tokens, walk.near.margin) == ((0,), 0.0)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from cases.checkpoints import make
+from cases.meta.speculating import FreeSession
 from harness.checks.evidence import gather
 from harness.checks.inputs import check_inputs
 from harness.contract.requests import RequestSpec
@@ -15,7 +16,6 @@ from harness.contract.scenario import Op, Scenario, SpecConfig
 from harness.contract.trace import FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, RequestEnd, RowBuilder, Trace
 from reference.eagle1 import DraftHead
 from reference.pairs import paper_target as load_llama
-from reference.session import ReferenceSession
 
 torch.set_num_threads(1)
 
@@ -46,7 +46,7 @@ def scenario_of(spec, *requests):
 
 def run(head, spec, seed=0, **more):
     """A session, one request, and its free-running trace, which stands in for an engine's."""
-    session = ReferenceSession(head.target, head, spec)
+    session = FreeSession(head.target, head, spec)
     request = request_of(random.Random(seed), **more)
     return session, request, session.speculate(request, chunk=7)
 
@@ -311,7 +311,7 @@ def merged(*traces):
 
 
 def two_requests(head, spec):
-    session, rng = ReferenceSession(head.target, head, spec), random.Random(8)
+    session, rng = FreeSession(head.target, head, spec), random.Random(8)
     requests = [request_of(rng, rid=rid) for rid in ("a", "b")]
     engine = merged(*(session.speculate(request, chunk=9) for request in requests))
     return session, scenario_of(spec, *requests), engine
@@ -520,7 +520,7 @@ def test_an_aborted_request_is_replayed_as_far_as_it_got(tiny):
 
 def test_an_algorithm_the_head_is_not_made_for_is_refused(tiny):
     with pytest.raises(ValueError, match="algorithm is 'EAGLE3'; the head is made for 'EAGLE'"):
-        ReferenceSession(tiny.target, tiny, SpecConfig(algorithm="EAGLE3"))
+        FreeSession(tiny.target, tiny, SpecConfig(algorithm="EAGLE3"))
 
 
 def test_a_text_that_was_just_replayed_is_confirmed_without_another_forward(tiny, monkeypatch):

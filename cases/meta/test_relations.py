@@ -7,8 +7,8 @@ from hypothesis import given, settings
 
 from cases.boots import BOOTS
 from cases.meta import handmade
-from cases.related import LEAST_ROWS, compare
-from cases.relations import RELATIONS, pairs
+from cases.meta.related import LEAST_ROWS, compare
+from cases.meta.relations import RELATIONS, pairs
 from harness.contract.scenario import EngineConfig
 from harness.contract.trace import Event, RowBuilder, Trace
 from harness.contract.types import Kind, Outcome, Policy

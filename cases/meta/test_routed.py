@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from cases.meta.published_heads import make_pair
+from cases.meta.speculating import FreeSession
+from harness.archive.event_facts import unfit
 from harness.checks.judge import judge
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
@@ -22,7 +24,6 @@ from harness.driving import oracle as asked
 from harness.driving.oracle import Oracle
 from reference import experts
 from reference.leaning import Leaning, Measured, Recorded, groups, watched
-from reference.session import ReferenceSession
 
 HALF = torch.bfloat16
 SPEC = SpecConfig(algorithm="EAGLE", num_steps=2, eagle_topk=1, num_draft_tokens=3)
@@ -74,7 +75,7 @@ def driven(oracle, seed, **defect):
     script = ({"kind": "submit", "rids": ["a"]}, {"kind": "drain"})
     engine = EngineConfig(dtype="bfloat16")
     scenario = Scenario(name="x", spec=SPEC, engine=engine, requests=(request,), script=script)
-    session = ReferenceSession(head.computing(HALF).target, head.computing(HALF), SPEC)
+    session = FreeSession(head.computing(HALF).target, head.computing(HALF), SPEC)
     with (
         patch("torch.nn.functional.linear", in_pieces),
         patch.object(experts.Router, "forward", lambda router, x: rounded(router, x, **defect)),
@@ -134,6 +135,7 @@ def test_more_ties_than_rounding_makes_are_a_finding(oracle):
     _, found = roots(scenario, engine, replace(reference, events=(*others, event)))
     assert "tie-rate" in {one.hint for one in found}
     assert all(one.data["usual"] > 0 for one in told)
+    assert [unfit(one.name, one.data) for one in (event, *told)] == [""] * (1 + len(told)), "a stored run is read again"
 
 
 def router(weight):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cases import checkpoints
-from cases.sampling import FALSE_ALARM, Tally, multinomial_p
+from cases.meta.sampling import FALSE_ALARM, Tally, multinomial_p
 from cases.table_weights import SYMBOLS, TABLE, distribution, token_of
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Op, Scenario

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from cases.fixed import DRAIN, request, submit
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
-from harness.driving.adapt import impossible
+from harness.driving.refusals import impossible
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import build_launch
 

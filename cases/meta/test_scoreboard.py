@@ -24,14 +24,14 @@ LATE = MUTANTS["draft-position-late"]
 BUSY = tuple(name for name in CHECKS if name not in EXCUSED)
 
 
-def outcome(verdict=Outcome.FAIL, kinds=("POSITION",), fired=3, crash="", lost=""):
-    events = [Event(name="fault", scheduler_step=9, data={"mutant": LATE.id, "fired": fired})]
+def outcome(verdict=Outcome.FAIL, kinds=("POSITION",), fired=3, crash="", lost="", mutant=LATE, graphs=False):
+    events = [Event(name="fault", scheduler_step=9, data={"mutant": mutant.id, "fired": fired})]
     events += [Event(name="crash", scheduler_step=9, data={"error": crash})] if crash else []
     events += [Event(name="lost", scheduler_step=9, data={"what": lost})] if lost else []
     return SimpleNamespace(
         verdict=SimpleNamespace(outcome=verdict, root_kinds=kinds, reasons=("1 × something",)),
         trace=SimpleNamespace(events=tuple(events)),
-        scenario=SimpleNamespace(name="together"),
+        scenario=SimpleNamespace(name="together", engine=SimpleNamespace(cuda_graph=graphs)),
         text_identical=True,
         passed=verdict is Outcome.PASS,
     )
@@ -62,6 +62,21 @@ def test_only_an_expected_kind_kills(given, fate, why):
     score = judged(LATE, given, examples=1)
     assert (score.fate, score.why) == (fate, why)
     assert fate is not Fate.NOT_RUN or score.killed_by == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "fired", "graphs", "fate"),
+    [
+        ("adaptive-step-skipped", 0, True, Fate.NOT_RUN),
+        ("adaptive-step-skipped", 0, False, Fate.SURVIVED),
+        ("adaptive-step-skipped", 3, True, Fate.SURVIVED),
+        ("kept-in-old-order", 0, True, Fate.SURVIVED),  # between rounds, where Python runs
+    ],
+)
+def test_what_a_replay_does_not_run_was_not_asked_there(name, fired, graphs, fate):
+    mutant = MUTANTS[name]
+    given = outcome(Outcome.PASS, kinds=(), fired=fired, mutant=mutant, graphs=graphs)
+    assert judged(mutant, given, examples=1).fate is fate
 
 
 def board(*fates, killed_by=BUSY, **more):
@@ -105,12 +120,11 @@ def test_document_says_who_kills_what_both_ways():
 
 def test_printed_scoreboard_names_survivors_idle_checks_and_what_to_type():
     stream = io.StringIO()
-    render_scoreboard(
-        Console(file=stream, width=100), board(Fate.KILLED, Fate.SURVIVED, Fate.NOT_RUN, killed_by=BUSY[1:])
-    )
+    found = board(Fate.KILLED, Fate.SURVIVED, Fate.NOT_RUN, killed_by=BUSY[1:])
+    render_scoreboard(Console(file=stream, width=100), found, again="type {} again".format)
     text = stream.getvalue()
     assert "SURVIVED: draft-position-late" in text
-    assert "eaglecheck mutants --engine 0.5.23 --only draft-position-late" in text
+    assert "look again:  type draft-position-late again" in text
     assert f"check {BUSY[0]} kills no mutant" in text
     assert "verdict FAIL: 3 mutants, 1 killed, 1 survived, 1 not run" in text
 
@@ -177,7 +191,7 @@ def layered(release):
     one = next(mutant for mutant in MUTANTS.values() if mutant.needs == "layers")
     made = Campaign(drives({}), release, [one]).run()
     stream = io.StringIO()
-    render_scoreboard(Console(file=stream, width=200), made)
+    render_scoreboard(Console(file=stream, width=200), made, again=str)
     return made, stream.getvalue().splitlines()
 
 

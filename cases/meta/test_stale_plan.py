@@ -4,12 +4,11 @@
 import pytest
 import torch
 
-from cases.meta.stale_plan import Recorded, outgrown, proposed, verified
+from cases.meta.stale_plan import Planned, Recorded, layer_states, outgrown, proposed, target_states, verified
 from cases.meta.test_narrow_blocks import RECORDED, judged, pair  # noqa: F401
 from harness.archive.store import read_case
 from harness.contract.tolerance import budget_for, judge_rows
 from harness.contract.types import Outcome
-from harness.defects.stale_plan import Planned, layer_states, target_states
 from harness.engines.launch import GRAPH_SIZES
 from reference.pairs import load_pair
 

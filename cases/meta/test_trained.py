@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from cases import trained_weights
 from cases.checkpoints import RECIPES, make
+from cases.meta.speculating import FreeSession
 from cases.recipes import Noise, TrainedEagle3Recipe
 from cases.training.model import Head, Target
 from cases.training.train import chain_loss, save
@@ -20,7 +21,6 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import SpecConfig
 from reference import pairs
 from reference.attention import Sight
-from reference.session import ReferenceSession
 
 torch.set_num_threads(1)
 
@@ -121,7 +121,7 @@ def test_the_target_is_read_as_hugging_face_reads_it(pair):
 def test_each_draft_step_agrees_often_on_text_that_was_not_trained_on(pair):
     target, head = pairs.load_pair(pair.target, pair.draft)
     spec = SpecConfig(algorithm=head.algorithm, num_steps=4, eagle_topk=1, num_draft_tokens=5)
-    session, lengths = ReferenceSession(target, head, spec), Counter()
+    session, lengths = FreeSession(target, head, spec), Counter()
     for cut in (60, 200, len(HELD_OUT)):
         request = RequestSpec(rid="a", input_ids=tuple(HELD_OUT[:cut].encode()), max_new_tokens=96)
         # The last round is cut short by max_new_tokens.

@@ -14,22 +14,23 @@ from cases.checkpoints import make
 from cases.families import FAMILIES
 from cases.fixed import DRAIN, request, submit
 from cases.meta import handmade
+from cases.meta.speculating import FreeSession
 from cases.meta.test_reference_session import assert_same_rows, request_of, scenario_of, stopped
+from harness.checks.compare import pairs_of
 from harness.checks.evidence import gather
 from harness.checks.flushed import check_flushed
 from harness.checks.judge import judge
 from harness.cli.prepare import provider
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.trace import Event
-from harness.contract.types import Kind, Outcome
+from harness.contract.types import Kind, Outcome, Phase
 from harness.contract.usage import UsageError
-from harness.driving.adapt import refusal, unpredicted, unwitnessed
 from harness.driving.oracle import OWN, SEVERAL, of_requests, weights_in_force
+from harness.driving.refusals import refusal, unpredicted, unwitnessed
 from harness.engine_side.host import weights
 from reference import lora
 from reference.checkpoint import CheckpointError
 from reference.pairs import load_pair
-from reference.session import ReferenceSession
 
 RELEASE, RESUME = (Op(kind="memory", name=name) for name in ("release", "resume"))
 UPDATE = Op(kind="update", name="eagle-next")
@@ -180,7 +181,7 @@ def sessions(pairs):
     spec = SpecConfig()
     for name in ("eagle-tiny", "eagle-next"):
         target, head = load_pair(pairs[name].target, pairs[name].draft)
-        yield ReferenceSession(target, head, spec)
+        yield FreeSession(target, head, spec)
 
 
 def test_reference_takes_the_head_that_was_in_force_or_that_of_the_request(pairs):
@@ -273,7 +274,8 @@ def test_argument_that_no_reference_follows_needs_a_witness(name):
 @pytest.mark.parametrize(
     ("dtype", "asked", "refused"),
     [
-        ("float32", "bf16", True),
+        ("float32", "fp8_e4m3", True),
+        ("float32", "bf16", False),
         ("bfloat16", "fp8_e4m3", True),
         ("bfloat16", "bf16", False),
         ("float32", "auto", False),
@@ -282,6 +284,14 @@ def test_argument_that_no_reference_follows_needs_a_witness(name):
 def test_cache_that_is_coarser_than_its_engine_has_no_witness(dtype, asked, refused):
     given = program(submit("a", "b"), dtype=dtype, server_args={"speculative_draft_kv_cache_dtype": asked})
     assert ("rounded one way or the other" in unwitnessed(given)) == refused
+
+
+@pytest.mark.parametrize(("asked", "draft"), [("bf16", "bfloat16"), ("auto", "float32")])
+def test_rows_of_a_draft_are_as_coarse_as_its_cache_and_no_others(asked, draft):
+    scenario = handmade.scenario(server_args={"speculative_draft_kv_cache_dtype": asked})
+    evidence = gather(scenario, *handmade.build(scenario))
+    assert {pairs_of(evidence, phase).budget.dtype for phase in (Phase.DRAFT, Phase.EXTEND)} == {draft}
+    assert pairs_of(evidence, Phase.VERIFY).budget.dtype == "float32"
 
 
 @pytest.mark.parametrize(("asked", "reasons"), [({}, 1), ({"speculative_accept_threshold_single": 0.5}, 0)])

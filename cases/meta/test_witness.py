@@ -22,8 +22,8 @@ from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Phase
 from harness.contract.usage import UsageError
-from harness.driving.adapt import unwitnessed
 from harness.driving.pairs import NoProviderError
+from harness.driving.refusals import unwitnessed
 from harness.driving.witness import Witness, plainest
 from harness.driving.witness_texts import Meaning, Texts
 from harness.driving.witness_trace import reference_trace

@@ -111,6 +111,8 @@ HICACHE_ON_A_CPU: tuple[Patch, ...] = (
     ("sglang.srt.mem_cache.pool_host.base", "unreserved_host", "HICACHE_HOST_MEMORY_RESERVE_BYTES"),
     ("sglang.srt.mem_cache.pool_host.mha", "host_copies", ""),
     ("sglang.srt.mem_cache.pool_host.mla", "host_copies", ""),
+    ("sglang.srt.mem_cache.pool_host.mha", "unpinned", ""),
+    ("sglang.srt.mem_cache.pool_host.mla", "unpinned", ""),
 )
 #: What the overlap loop needs on a CPU; from 0.5.17 on SGLang takes it back there for everything that speculates.
 LORA_ON_A_CPU: tuple[Patch, ...] = (
@@ -176,6 +178,8 @@ _LOCS_NEW = (f"{_KERNELS}.speculative.cache_locs", "flag", "_is_musa=none")
 #: Of models with recurrent states alone.
 _RECURRENT = (
     ("sglang.srt.layers.attention.linear.kernels.gdn_triton", "delta_rule", ""),
+    ("sglang.srt.layers.attention.mamba.mamba", "portable_conv", f"{_KERNELS}.mamba.causal_conv1d_triton"),
+    (f"{_KERNELS}.mamba.triton_ops.ssd_combined", "untuned", f"{_KERNELS}.mamba.triton_ops"),
     (
         f"{_KERNELS}.mamba.mamba_state_scatter_triton",
         "any_device",

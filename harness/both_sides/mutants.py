@@ -37,6 +37,8 @@ SITES = {
     "commit": "which of a verify's recurrent states a request keeps: steps, -1 for none, and last, the greatest",
     "host-store": "what a pool's rows are copied to on the host: host, device, and draft, whether they are a draft's",
     "host-load": "the opposite, layer by layer: host, device, layer, and draft",
+    "storage-write": "where a page begins that the host gives to storage: host, and draft",
+    "storage-read": "where on the host a page of storage is put: host, and draft",
     "host-alloc": "slots that the host's pool hands out: slots",
     "batch": "who stays in the running batch",
     "requests": "of the requests in a batch: limits, stops, aborted",
@@ -56,6 +58,10 @@ SITES = {
     "pages": "pages of KV that travel, by buffer",
     "answers": "what is sent back of one request: logprobs, states, and the counts verifies, cached and completion",
 }
+
+#: Those that lie in what CUDA graphs of a round replay, and the phases that do.
+REPLAYED = ("inputs", "plan", "choices", "candidates", "vocabulary", "forward")
+ROUNDS = {"DRAFT", "EXTEND", "VERIFY"}
 
 #: What a scenario must have for a mutant to show.
 NEEDS = {
@@ -80,10 +86,13 @@ NEEDS = {
     "stop": "stop ids that occur in the text",
     "window": "layers with sliding windows that have a KV pool of their own, and requests longer than those",
     "recurrent": "layers that keep a recurrent state",
+    "mamba": "the same of Mamba-2",
     "host": "a hierarchical cache, a draft pool of its own, and prefixes that come back from the host",
+    "storage": "a host cache with storage behind it, and prefixes that come back from there",
     "pages": "pages of more than one slot",
     "paged-tree": "a tree draft over pages of more than one slot",
     "dp": "DP attention with an idle rank",
+    "dp-layers": "an MTP draft with three layers under DP attention",
     "dp-lm-head": "the same with logits that each rank computes of its own requests alone",
     "coordinated": "a DP rank that verifies beside another's prefill",
     "adaptive": "a number of draft steps that changes while the engine serves",
@@ -121,6 +130,12 @@ class Mutant:
     needs: str = "chain"
     text: str = "same"
     args: Mapping[str, Any]
+
+    @property
+    def replayed(self) -> bool:
+        """Whether it acts in what CUDA graphs replay, where only those that the graphs hold can."""
+        drafts = self.site in ("choices", "candidates", "vocabulary")
+        return self.site in REPLAYED and set(self.phases) <= ROUNDS and bool(drafts or self.phases)
 
 
 _KNOWN = {one.name for one in fields(Mutant)}

@@ -3,7 +3,7 @@
 A greedy walk needs no reference: it starts at the engine's own root and follows the engine's own target choices, which
 a separate comparison holds against the reference (a tie there is followed, not repaired). Where a request's rules
 choose otherwise than by the best logit, or uniforms do, it is compared with what the reference commits by the same
-rules and recorded uniforms; whether those are uniform is a question for many runs (see `cases.sampling`).
+rules and recorded uniforms; whether those are uniform is a question for many runs (see `cases.meta.sampling`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ from harness.checks.evidence import Evidence, Table, tabulate
 from harness.checks.registry import CheckResult, register
 from harness.checks.set_aside import unread
 from harness.contract.batches import Share
+from harness.contract.noise import ALLOWANCE, DIFFERENCE, TIE_MULTIPLE
 from harness.contract.providers import is_witness
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Kind, Phase, Policy
 
 #: Subject of replaced operations that only a batch with a temperature asks for.
 SAMPLED = "sampled"
-#: A uniform this near to the end of an interval may fall on either side of it: the softmax of two float32 programs
-#: differs by a few 1e-7 of a probability; in half precision a logit is off by up to a few 1e-2.
-NEAREST = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 1e-1}
+#: A uniform this near to the end of an interval may fall on either side of it, whatever rounding does to logits: the
+#: softmax of two float32 programs differs by a few 1e-7 of a probability.
+ARITHMETIC = 1e-5
+#: One farther away than this never does: in half precision a logit is off by up to a few 1e-2. In between it may where
+#: rounding reaches that end (see `_reached`).
+NEAREST = {"float32": ARITHMETIC, "float16": 2e-2, "bfloat16": 1e-1}
 
 #: (token, node that chose it), in order of commitment.
 Walk = list[tuple[int, int]]
@@ -228,19 +232,34 @@ def usual_draws(evidence: Evidence) -> float:
     nearer than a limit may be a tie; a limit is four standard deviations.
     """
     assert evidence.reference is not None
-    margins = [
-        float(event.data["margin"]) / (_limit(evidence, event.data) / 4)
-        for event in evidence.reference.events
-        if event.name in ("sampled", "ruled") and not evidence.scenario.request(event.data["rid"]).greedy
-    ]
-    return sum(math.erfc(margin / math.sqrt(2)) / 2 for margin in margins)
+    found = 0.0
+    for event in evidence.reference.events:
+        if event.name in ("sampled", "ruled") and not evidence.scenario.request(event.data["rid"]).greedy:
+            data = event.data
+            away = float(data["margin"]) / (_limit(evidence, data) / 4)
+            if "spread" in data:
+                away = max(away, _reach(data) / (ALLOWANCE * DIFFERENCE * _noise(evidence, data["rid"])))
+            found += math.erfc(away / math.sqrt(2)) / 2
+    return found
 
 
 def _limit(evidence: Evidence, decided: dict[str, Any]) -> float:
     """Margins nearer than this are ties: of probability where something was drawn, of logits else."""
     if not evidence.scenario.request(decided["rid"]).greedy:
-        return NEAREST.get(evidence.dtype, NEAREST["bfloat16"])
+        most = NEAREST.get(evidence.dtype, NEAREST["bfloat16"])
+        reached = "spread" not in decided or _reach(decided) < TIE_MULTIPLE * _noise(evidence, decided["rid"])
+        return most if reached else ARITHMETIC
     return evidence.choice_limit(decided["rid"])
+
+
+def _reach(decided: dict[str, Any]) -> float:
+    """How far the nearest end of an interval is, as the margin of two logits that errors turn around as easily."""
+    return math.sqrt(2) * float(decided["distance"]) / float(decided["spread"])
+
+
+def _noise(evidence: Evidence, rid: str) -> float:
+    """What rounding does to the greatest of a row's top logits, as the ends of a request's intervals show it."""
+    return max(evidence.choice_limit(rid) / TIE_MULTIPLE, evidence.end_noise, sys.float_info.min)
 
 
 def _decided(reference: Trace, phase: Phase, *names: str) -> dict[Share, dict[str, Any]]:

@@ -12,13 +12,13 @@ from typing import Any
 
 from harness.checks.accepts import truncated, walk
 from harness.checks.evidence import Evidence
-from harness.checks.outputs import row_of
+from harness.checks.outputs import at_index
 from harness.checks.registry import CheckResult, register
 from harness.contract.answers import Answer, Piece, answers
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
 from harness.contract.trace import RequestEnd
-from harness.contract.types import Divergence, Key, Kind, Phase
+from harness.contract.types import Divergence, Kind, Phase
 
 #: Lists of meta_info that have an entry an output token.
 GROWING = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
@@ -46,13 +46,7 @@ def at_token(
     """A divergence at the token at `index` of a request's text: keyed by the row behind which it stands."""
     prompt = len(evidence.scenario.request(rid).input_ids)
     phase = Phase.PREFILL if index <= prompt else Phase.ACCEPT
-    row = row_of(evidence, rid, index, phase)
-    if row is not None:
-        return evidence.divergence(row, kind=kind, expected=expected, observed=observed, hint=hint)
-    last = evidence.last.get(rid)
-    dp_rank, attempt, where = (last.record.dp_rank, last.attempt, last.record.index) if last else (0, 0, -1)
-    key = Key(dp_rank=dp_rank, rid=rid, attempt=attempt, committed=index - 1, phase=phase, step=0, slot=0)
-    return Divergence(kind=kind, key=key, round=where, expected=expected, observed=observed, hint=hint)
+    return at_index(evidence, rid, index, phase, kind=kind, expected=expected, observed=observed, hint=hint)
 
 
 @register(
@@ -104,10 +98,16 @@ def _usage(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> dict[st
     if evidence.scenario.engine.dp_size > 1:
         found["dp_rank"] = request.dp_rank
     if attempts[0][0].record.mode == "PREFILL":
-        found["cached_tokens"] = attempts[0][0].start
+        found["cached_tokens"] = max(attempts[0][0].start, _on_decode_side(evidence, request.rid))
     if end.reason != "abort" and not evidence.scenario.engine.disaggregation:
         found["num_retractions"] = len(attempts) - 1
     return found
+
+
+def _on_decode_side(evidence: Evidence, rid: str) -> int:
+    """How many tokens a decode side had of a request as it was handed over: what neither side computes is cached."""
+    handed = (event.data for event in evidence.engine.events if event.name == "handed")
+    return next((data["prefixes"][data["rids"].index(rid)] for data in handed if rid in data["rids"]), 0)
 
 
 def _finish(end: RequestEnd, answer: Answer) -> dict[str, Any]:

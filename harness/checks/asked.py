@@ -16,7 +16,7 @@ from harness.contract.requests import ADJUSTING, CUTTING, RequestSpec
 JUDGED = frozenset(
     (
         *("rid", "input_ids", "max_new_tokens", "temperature", "sampling_seed", "stop_token_ids", "ignore_eos"),
-        *("priority", "dp_rank", "lora_path", "expect", "unlimited", *ADJUSTING, *CUTTING),
+        *("priority", "dp_rank", "lora_path", "expect", "unlimited", "input_embeds", *ADJUSTING, *CUTTING),
         *("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"),
         *("return_hidden_states", "stream", "stream_interval", "n"),
         *("stop", "stop_regex", "no_stop_trim", "json_schema", "regex", "ebnf", "require_reasoning"),

@@ -51,18 +51,9 @@ def _divergence(forward: Forward, pools: Pools, share: tuple[int, str, int, int]
     held = {slot: pools.held(forward.pool, slot) for slot in slots}
     slot = min(slots, key=lambda slot: (held[slot] == NOBODY, held[slot]))
     names = f"{pools.said(held[slot], share)} as it was written (slot {slot})"
-    dp_rank, rid, attempt, committed = share
     return Divergence(
         kind=Kind.CACHE_SLOT,
-        key=Key(
-            dp_rank=dp_rank,
-            rid=rid,
-            attempt=attempt,
-            committed=committed,
-            phase=str(forward.phase),
-            step=forward.step,
-            slot=0,
-        ),
+        key=Key.of(share, str(forward.phase), step=forward.step),
         round=forward.round,
         expected=names,
         observed="other values" + (f", and in {len(slots) - 1} more slots" if len(slots) > 1 else ""),

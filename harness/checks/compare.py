@@ -88,7 +88,7 @@ def pairs_of(evidence: Evidence, phase: Phase) -> Pairs:
         phase=phase,
         engine=aligned.engine[chosen],
         reference=aligned.reference[chosen],
-        budget=budget_for(evidence.dtype),
+        budget=budget_for(evidence.dtype_in(phase)),
     )
 
 

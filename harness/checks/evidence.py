@@ -12,11 +12,11 @@ from itertools import pairwise
 
 from harness.contract.align import Aligned, align
 from harness.contract.batches import Part, Share, parts_of
-from harness.contract.measured import LogitNoise, logit_noise, target_scales
+from harness.contract.measured import LogitNoise, end_noise, logit_noise, target_scales
 from harness.contract.scenario import Scenario
 from harness.contract.tolerance import budget_for, tie_limit
 from harness.contract.trace import EOS, Rows, Trace
-from harness.contract.types import Divergence, Kind, Phase
+from harness.contract.types import Divergence, Key, Kind, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +90,8 @@ class Evidence:
     logit_noise: LogitNoise
     #: how large target logits of each request are, and how far rounding moves them
     target_scales: dict[str, tuple[float, float]]
+    #: the same, as the ends of the intervals show it in which something was drawn
+    end_noise: float = 0.0
 
     def text(self, share: Share) -> Mapping[int, int]:
         """index -> token of a request as a batch of it has them, those among them that a retraction took back."""
@@ -104,6 +106,11 @@ class Evidence:
     def dtype(self) -> str:
         """What the engine computed in; a device without the scenario's dtype took another."""
         return dtype_of(self.scenario, self.engine)
+
+    def dtype_in(self, phase: Phase) -> str:
+        """Whose rounding the rows of a phase have."""
+        asked, draft = self.scenario.engine, phase in (Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.EXTEND)
+        return asked.draft_rounding if draft and asked.draft_rounding != asked.dtype else self.dtype
 
     def divergence(
         self,
@@ -123,6 +130,15 @@ class Evidence:
             observed=observed,
             hint=hint,
         )
+
+    def at_request(
+        self, rid: str, *, committed: int, phase: Phase, kind: Kind, expected: object, observed: object, hint: str
+    ) -> Divergence:
+        """An EXACT divergence of a request that has no row to point at, in the last batch that it was in."""
+        last = self.last.get(rid)
+        dp_rank, attempt, number = (last.record.dp_rank, last.attempt, last.record.index) if last else (0, 0, -1)
+        key = Key.of((dp_rank, rid, attempt, committed), phase)
+        return Divergence(kind=kind, key=key, round=number, expected=expected, observed=observed, hint=hint)
 
 
 def dtype_of(scenario: Scenario, engine: Trace) -> str:
@@ -150,6 +166,7 @@ def gather(scenario: Scenario, engine: Trace, reference: Trace | None) -> Eviden
         scheduler_steps={(record.dp_rank, record.index): record.scheduler_step for record in engine.rounds},
         logit_noise=noise,
         target_scales=target_scales(reference, noise),
+        end_noise=end_noise(reference),
     )
 
 

@@ -59,15 +59,7 @@ def _judged(slots: Ints, forward: Forward, share: Share, pools: Pools, result: C
         first = int(wrong[0])
         yield Divergence(
             kind=Kind.CACHE_SLOT,
-            key=Key(
-                dp_rank=share[0],
-                rid=share[1],
-                attempt=share[2],
-                committed=share[3],
-                phase=str(forward.phase),
-                step=0,
-                slot=0,
-            ),
+            key=Key.of(share, str(forward.phase)),
             round=forward.round,
             expected=f"position {share[3] - len(slots) + first} in the {pool} pool, loaded to slot {slots[first]}",
             observed=f"{pools.said(int(held[first]), share)}, and {len(wrong) - 1} more that are not its own",

@@ -48,7 +48,7 @@ from harness.contract.measured import usual_ties
 from harness.contract.scenario import Scenario
 from harness.contract.tolerance import budget_for, too_many_ties
 from harness.contract.trace import Trace
-from harness.contract.types import Divergence, Kind, Outcome, Policy, Verdict
+from harness.contract.types import Divergence, Kind, Outcome, Phase, Policy, Verdict
 
 #: Share of hidden rows that may say nothing before a PASS would promise too much.
 MOST_DROWNED = 0.25
@@ -128,7 +128,7 @@ def _usual_ties(result: CheckResult, evidence: Evidence) -> float:
     What a tree selects compares paths, whose margins nobody kept: there the table has its say too.
     """
     topk = evidence.scenario.spec.eagle_topk
-    known = budget_for(evidence.dtype).tie_rate(topk) * result.choices
+    known = budget_for(evidence.dtype_in(Phase.DRAFT)).tie_rate(topk) * result.choices
     if evidence.reference is None or evidence.aligned is None:
         return known
     found = usual_ties(evidence.reference, evidence.logit_noise, evidence.aligned.reference)

@@ -13,7 +13,7 @@ import numpy as np
 from harness.checks.compare import Pairs
 from harness.checks.registry import CheckResult
 from harness.contract.align import Ints
-from harness.contract.measured import judged_states
+from harness.contract.measured import judged_logits, judged_states
 from harness.contract.noise import Floats, RowErrors
 from harness.contract.tolerance import judge_rows
 from harness.contract.types import Divergence, Kind, Policy
@@ -161,26 +161,14 @@ def _stacked(pairs: Pairs, column: str, places: Ints) -> tuple[np.ndarray, np.nd
 
 def _logits(pairs: Pairs, result: CheckResult, failed: set[int]) -> None:
     """Top logits: the engine's value against the reference's, for every id both lists have."""
-    for places in _groups(pairs, "top_logits"):
-        my_ids, their_ids = _stacked(pairs, "top_ids", places)
-        mine, theirs = (values.astype(np.float64) for values in _stacked(pairs, "top_logits", places))
-        same = my_ids[:, :, None] == their_ids[:, None, :]
-        shared = same.any(axis=2)
-        truth = np.take_along_axis(theirs, same.argmax(axis=2), axis=1)
-        blank = ~shared & np.isfinite(mine)  # ids the reference does not list; a NaN stays a failure
-        errors = judge_rows(
-            engine=np.where(blank, 0.0, mine),
-            truth=np.where(shared, truth, 0.0),
-            budget=pairs.budget,
-            allowed=pairs.evidence.logit_noise.limit[pairs.reference[places]],
-            scale=np.abs(theirs).max(axis=1),
-        )
-        nothing_shared = ~shared.any(axis=1)
-        result.count("logits", int((~nothing_shared).sum()))
-        for row in np.flatnonzero(~errors.passed | nothing_shared).tolist():
-            hint = "logits-nan" if not np.isfinite(mine[row]).all() else "logits-off"
-            hint = "logits-other-tokens" if nothing_shared[row] else hint
-            _report(pairs, int(places[row]), errors, row, hint, result, failed, width=mine.shape[1])
+    at, noise = {"mine": pairs.engine, "theirs": pairs.reference}, pairs.evidence.logit_noise
+    for found in judged_logits(pairs.mine, pairs.theirs, **at, budget=pairs.budget, noise=noise):
+        result.count("logits", int(found.shared.sum()))
+        for row in np.flatnonzero(~found.errors.passed | ~found.shared).tolist():
+            hint = "logits-off" if np.isfinite(found.logits[row]).all() else "logits-nan"
+            hint = hint if found.shared[row] else "logits-other-tokens"
+            place, width = int(found.places[row]), found.logits.shape[1]
+            _report(pairs, place, found.errors, row, hint, result, failed, width=width)
 
 
 def _lse(pairs: Pairs, result: CheckResult, failed: set[int]) -> None:

@@ -16,7 +16,7 @@ from harness.checks.registry import CheckResult, register
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import room
 from harness.contract.trace import EOS, RequestEnd
-from harness.contract.types import Divergence, Key, Kind, Phase, Policy
+from harness.contract.types import Divergence, Kind, Phase, Policy
 
 #: What must be equal for two requests to be one and the same draw.
 Draw = tuple[tuple[int, ...], float, int]
@@ -115,14 +115,21 @@ def at_output(
 ) -> Divergence:
     """TOKEN at output number `place`: keyed by the row that committed it, else by the request alone."""
     index = len(evidence.scenario.request(end.rid).input_ids) + place
-    row = row_of(evidence, end.rid, index, Phase.ACCEPT)
+    return at_index(
+        evidence, end.rid, index, Phase.ACCEPT, kind=Kind.TOKEN, expected=expected, observed=observed, hint=hint
+    )
+
+
+def at_index(
+    evidence: Evidence, rid: str, index: int, phase: Phase, *, kind: Kind, expected: object, observed: object, hint: str
+) -> Divergence:
+    """At the row of a phase behind which the token at `index` of a request's text stands, else by the request alone."""
+    row = row_of(evidence, rid, index, phase)
     if row is not None:
-        return evidence.divergence(row, kind=Kind.TOKEN, expected=expected, observed=observed, hint=hint)
-    last = evidence.last.get(end.rid)
-    dp_rank, attempt = (last.record.dp_rank, last.attempt) if last else (0, 0)
-    key = Key(dp_rank=dp_rank, rid=end.rid, attempt=attempt, committed=index - 1, phase=Phase.ACCEPT, step=0, slot=0)
-    where = last.record.index if last else -1
-    return Divergence(kind=Kind.TOKEN, key=key, round=where, expected=expected, observed=observed, hint=hint)
+        return evidence.divergence(row, kind=kind, expected=expected, observed=observed, hint=hint)
+    return evidence.at_request(
+        rid, committed=index - 1, phase=phase, kind=kind, expected=expected, observed=observed, hint=hint
+    )
 
 
 def row_of(evidence: Evidence, rid: str, index: int, phase: Phase) -> int | None:

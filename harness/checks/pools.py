@@ -34,8 +34,15 @@ RUNNING = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.EXTEND)
 #: `step` of their rows is the layer of a draft.
 LAYERED = (Phase.DRAFT_PREFILL, Phase.EXTEND, Phase.PREBUILT)
 TARGET = "target"
-#: Before the name of a pool: its rows on the host.
-HOST = "host "
+#: Before the name of a pool: its rows on the host, and in storage behind it.
+HOST, STORAGE = "host ", "storage "
+#: What is copied -> (where from, where to): as an event names the slots, and before the name of a pool.
+COPIED = {
+    "stored": (("device", ""), ("host", HOST)),
+    "loaded": (("host", HOST), ("device", "")),
+    "kept": (("host", HOST), ("storage", STORAGE)),
+    "fetched": (("storage", STORAGE), ("host", HOST)),
+}
 #: Nobody wrote it.
 NOBODY = -1
 _OWNER = 1 << 32
@@ -75,9 +82,13 @@ def forwards(evidence: Evidence) -> Iterator[Forward]:
 
 
 def copies(evidence: Evidence) -> list[Event]:
-    """What was copied between device and host, in order; each before the round that it names."""
-    found = [event for event in evidence.engine.events if event.name == "host" and not event.data.get("tp_rank")]
-    return sorted(found, key=lambda event: event.data["round"])
+    """What was copied between device and host, in order, by the first rank of each; before the round that it names."""
+    found = [event for event in evidence.engine.events if event.name == "host"]
+    first: dict[int, int] = {}
+    for event in found:
+        first[event.dp_rank] = min(event.data.get("tp_rank", 0), first.get(event.dp_rank, event.data.get("tp_rank", 0)))
+    own = [event for event in found if event.data.get("tp_rank", 0) == first[event.dp_rank]]
+    return sorted(own, key=lambda event: event.data["round"])
 
 
 @dataclass(slots=True)
@@ -129,7 +140,7 @@ class Pools:
 
     def names(self) -> list[str]:
         """The pools of the device in which anything lies."""
-        return [name for name in self._held if not name.startswith(HOST)]
+        return [name for name in self._held if not name.startswith((HOST, STORAGE))]
 
     def held(self, pool: str, slot: int) -> int:
         """What one slot holds."""
@@ -181,11 +192,9 @@ class Pools:
                 self._copy(event)
 
     def _copy(self, event: Event) -> None:
-        host, device = event.data["host"], event.data["device"]
+        (of, source), (to, target) = COPIED[event.data["what"]]
         for pool in self.names():
-            source, target = (pool, HOST + pool) if event.data["what"] == "stored" else (HOST + pool, pool)
-            before, after = (device, host) if event.data["what"] == "stored" else (host, device)
-            self._put(target, after, [self.held(source, slot) for slot in before])
+            self._put(target + pool, event.data[to], [self.held(source + pool, slot) for slot in event.data[of]])
 
     def _accept(self, share: Share, rows: list[int]) -> None:
         """Nodes become positions: the j-th accepted one is at committed + j."""

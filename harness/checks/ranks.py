@@ -7,6 +7,7 @@ events (one a model forward, `busy_state` where it has work) are all there is to
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -300,11 +301,14 @@ def check_announced_counts(evidence: Evidence) -> CheckResult:
     result = CheckResult()
     stages = {str(phase): str(stage[-1]) for stage in _stages(evidence) for phase in stage}
     share = max(evidence.scenario.engine.attention_tp_size, 1)
-    moments: dict[Moment, list[Event]] = {}
+    moments: dict[tuple[int, str, int], list[Event]] = {}
+    layers = Counter[tuple[int, str, int]]()  # an MTP draft's, of each rank one after the other
     for name in ("busy_state", "idle_state"):
         for (at, phase, step), events in _by_moment(evidence, name).items():
-            if not step:  # later draft steps go on with the counts that SGLang padded for the first
-                moments.setdefault((at, stages.get(phase, phase), step), []).extend(events)
+            for event in events if not step else ():  # later draft steps go on with what SGLang padded for the first
+                rank = at, phase, event.dp_rank
+                moments.setdefault((at, stages.get(phase, phase), layers[rank]), []).append(event)
+                layers[rank] += 1
     for _, events in sorted(moments.items()):
         rows: dict[int, Any] = {event.dp_rank: event.data.get("rows") for event in events}
         for event in events[1:]:

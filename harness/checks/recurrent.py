@@ -101,16 +101,7 @@ def _judged(
 def _divergence(
     evidence: Evidence, reference: Trace, one: Found, said: Any, known: dict[Any, Any], wrong: list[str]
 ) -> Divergence:
-    dp_rank, rid, attempt = one.life
-    key = Key(
-        dp_rank=dp_rank,
-        rid=rid,
-        attempt=attempt,
-        committed=one.of("committed"),
-        phase=one.event.data["phase"],
-        step=0,
-        slot=0,
-    )
+    key = Key.of((*one.life, one.of("committed")), one.event.data["phase"])
     hint, observed = next(
         (
             (hint, text)

@@ -101,8 +101,7 @@ def _of_part(
     slot: int = 0,
 ) -> Divergence:
     """At a place that has no row to point at."""
-    dp_rank, rid, attempt, committed = part.share
-    key = Key(dp_rank=dp_rank, rid=rid, attempt=attempt, committed=committed, phase=phase, step=step, slot=slot)
+    key = Key.of(part.share, phase, step=step, slot=slot)
     return Divergence(kind=kind, key=key, round=part.record.index, expected=expected, observed=observed, hint=hint)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.checks.set_aside import errors, is_instead
-from harness.contract.admission import EXHAUSTED, LOST_ON_THE_WAY, REFUSALS, reserved_slots, too_long
+from harness.contract.admission import ABORTED, EXHAUSTED, LOST_ON_THE_WAY, REFUSALS, reserved_slots, too_long
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
 from harness.contract.trace import Event, RequestEnd
@@ -64,7 +64,7 @@ def _given_up(evidence: Evidence, request: RequestSpec, end: RequestEnd, error: 
         return said if last is not None and LOST_ON_THE_WAY in said else ""
     exhausted = EXHAUSTED in error or (request.expect == "exhaustion" and end.reason in GONE)
     asked = any(op.kind == "abort" and request.rid in op.rids for op in scenario.script)
-    if end.reason == "abort" and not exhausted and not asked:
+    if (end.reason == "abort" or error == ABORTED) and not exhausted and not asked:
         return "aborted, and nobody asked for it"
     if exhausted and last is not None and (scenario.spec.eagle_topk == 1 or scenario.engine.page_size == 1):
         page = scenario.engine.page_size
@@ -117,13 +117,10 @@ def check_aborts(evidence: Evidence) -> CheckResult:
         state = _state(evidence, rid, event)
         result.count("tokens", len(end.output_ids))
         if len(end.output_ids) > state.until - prompt:
-            key = Key(
-                dp_rank=event.dp_rank, rid=rid, attempt=0, committed=state.until - 1, phase=Phase.ACCEPT, step=0, slot=0
-            )
             result.divergences.append(
                 Divergence(
                     kind=Kind.TOKEN,
-                    key=key,
+                    key=Key.of((event.dp_rank, rid, 0, state.until - 1), Phase.ACCEPT),
                     round=-1,
                     expected=f"{state.until - prompt} tokens, aborted at step {event.scheduler_step}",
                     observed=len(end.output_ids),
@@ -154,7 +151,10 @@ def _state(evidence: Evidence, rid: str, abort: Event) -> _State:
         return _State(name="retracted" if before else "queued", until=until)
     if not _commits(before[-1]):
         return _State(name="in-chunk", until=until)
-    later = (part for part in parts if part.record.scheduler_step >= step and part.record.mode == "DECODE")
+    same = (
+        one for one in parts if one.record.mode == "DECODE" or one.attempt == before[-1].attempt
+    )  # or in a mixed batch
+    later = (part for part in same if part.record.scheduler_step >= step)
     flying = evidence.engine.header.get("overlap") and before[-1].record.scheduler_step == step - 1
     if flying:  # the pass that it still runs is in flight
         return _State(name="decoding", until=until)
@@ -238,7 +238,6 @@ def _errors(evidence: Evidence) -> dict[str, str]:
 
 def _of(evidence: Evidence, rid: str, kind: Kind, expected: str, observed: str, hint: str) -> Divergence:
     """A divergence of a request as a whole."""
-    last = evidence.last.get(rid)
-    dp_rank, attempt, round = (last.record.dp_rank, last.attempt, last.record.index) if last else (0, 0, -1)
-    key = Key(dp_rank=dp_rank, rid=rid, attempt=attempt, committed=-1, phase=Phase.PREFILL, step=0, slot=0)
-    return Divergence(kind=kind, key=key, round=round, expected=expected, observed=observed, hint=hint)
+    return evidence.at_request(
+        rid, committed=-1, phase=Phase.PREFILL, kind=kind, expected=expected, observed=observed, hint=hint
+    )

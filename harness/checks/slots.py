@@ -214,10 +214,9 @@ def check_copies_of_last_page(evidence: Evidence) -> CheckResult:
         for rid, attempt, committed, holes, wrong in shares:
             result.count("cache_slots", holes)
             if wrong:
-                place = {"dp_rank": event.dp_rank, "rid": rid, "attempt": attempt, "committed": committed}
                 found = Divergence(
                     kind=Kind.CACHE_SLOT,
-                    key=Key(phase=Phase.DRAFT, step=0, slot=0, **place),
+                    key=Key.of((event.dp_rank, rid, attempt, committed), Phase.DRAFT),
                     round=data["round"],
                     expected=f"{holes} copied slots",
                     observed=f"{wrong} of them hold something else",

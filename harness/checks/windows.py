@@ -32,8 +32,7 @@ def check_window_slots(evidence: Evidence) -> CheckResult:
         for rid, attempt, committed, length, held_from, shared in zip(*(data[name] for name in names), strict=True):
             needed = max(0, committed + 1 - window)
             result.count("window_slots", committed + length - needed)
-            place = {"dp_rank": event.dp_rank, "rid": rid, "attempt": attempt, "committed": committed}
-            key = Key(phase=data["phase"], step=0, slot=0, **place)
+            key = Key.of((event.dp_rank, rid, attempt, committed), data["phase"])
             for wrong, hint, expected, observed in (
                 (held_from > needed, "window-slot-gone", f"every position from {needed} on", f"from {held_from} on"),
                 (shared, "window-slot-shared", "a slot of its own for each position", f"{shared} that others have too"),

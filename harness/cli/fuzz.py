@@ -23,10 +23,11 @@ from harness.contract.outputs import check_target, write_json
 from harness.contract.providers import WITNESS
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
-from harness.driving.adapt import NOTHING, Wanted, undrawn
+from harness.driving.adapt import NOTHING, Wanted
 from harness.driving.own_pair import OwnPair, own_pair
-from harness.driving.progress import RunResult
-from harness.driving.runner import Plan, run
+from harness.driving.progress import Plan, RunResult
+from harness.driving.refusals import undrawn
+from harness.driving.runner import run
 from harness.engines import envs
 from reports.prose import say
 from reports.terminal import LiveLine, render_run
@@ -128,7 +129,7 @@ def command(
         assumed=assume or (),
         usual=[one for each in boots for one in each.assumes],
     )
-    if plan.reference == WITNESS:
+    if plan.setup.reference == WITNESS:
         plan = replace(plan, scenarios=tuple(greedy(plan.scenarios)))
         greedily = counted(len(plan.scenarios), "scenario")
         say(console, f"{greedily} of {len(scenarios)}, of greedy tokens alone: a witness follows nothing else")

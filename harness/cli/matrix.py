@@ -19,8 +19,8 @@ from harness.cli.settings import OF_KERNELS, takes_settings
 from harness.contract.outputs import check_target, write_json
 from harness.contract.usage import UsageError
 from harness.driving.adapt import NOTHING, Wanted
-from harness.driving.progress import RunResult
-from harness.driving.runner import Interrupted, Plan, run
+from harness.driving.progress import Interrupted, Plan, RunResult
+from harness.driving.runner import run
 from harness.engines import envs
 from reports.findings import render_first
 from reports.prose import heading, say
@@ -173,7 +173,7 @@ def _reverts(text: str | None) -> list[int | None]:
 
 
 def _engine(plan: Plan) -> str:
-    return f"SGLang {plan.env.version}" + (f" with #{plan.revert} reverted" if plan.revert else "")
+    return f"SGLang {plan.env.version}" + (f" with #{plan.setup.revert} reverted" if plan.setup.revert else "")
 
 
 def _run(
@@ -199,7 +199,7 @@ def _cells(result: RunResult, plan: Plan, cases: list[catalogue.Case]) -> list[d
     for case, scenario in zip(cases, plan.scenarios, strict=True):
         if (one := by_id.get(scenario.id)) is None:
             continue
-        expected = case.expected(release=plan.env.version, revert=plan.revert, device=plan.device)
+        expected = case.expected(release=plan.env.version, revert=plan.setup.revert, device=plan.setup.device)
         other = kinds((found for found in one.findings if found.signature not in one.known), roots_only=True)
         met = case.as_expected(expected, one.verdict.outcome, one.verdict.root_kinds, unexplained=other)
         found.append(cell_document(result, one, case=case.id, expected=expected, as_expected=met))

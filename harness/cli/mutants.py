@@ -25,7 +25,7 @@ from reports.prose import say
 
 
 @guarded
-@takes_settings(("graphs", "prefill_graphs", "server_arg"))
+@takes_settings(("cuda_graph", "prefill_cuda_graph", "server_args"))
 def command(
     engine: options.Release = None,
     device: options.Device = "cpu",
@@ -74,7 +74,7 @@ def command(
                 board = campaign.run()
     finally:
         engines.close()
-    render_scoreboard(console, board)
+    render_scoreboard(console, board, again=lambda ids: typed_again(more=("--only", ids)))
     if logs.is_dir():
         say(console, f"engine logs: {logs}")
     write_json(document(board), json)

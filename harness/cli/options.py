@@ -41,65 +41,6 @@ Spawn = Annotated[
     ),
 ]
 Device = Annotated[Literal["cpu", "cuda"], typer.Option("--device", help="Device to run engines on.")]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="Engine dtype; on a GPU float16 (default) or bfloat16.")]
-Backend = Annotated[
-    str | None,
-    typer.Option("--attention-backend", "--backend", help="Attention: triton; on a GPU also flashinfer or fa3."),
-]
-Graphs = Annotated[
-    bool | None,
-    typer.Option(
-        "--cuda-graph/--disable-cuda-graph", "--graphs/--no-graphs", help="Decode in CUDA graphs, or eagerly."
-    ),
-]
-PrefillGraphs = Annotated[
-    bool | None,
-    typer.Option(
-        "--prefill-cuda-graph/--disable-prefill-cuda-graph",
-        help="With --cuda-graph: prompts in CUDA graphs too, as newer releases run by default, or eagerly (default).",
-    ),
-]
-Overlap = Annotated[
-    bool | None,
-    typer.Option(
-        "--overlap-schedule/--disable-overlap-schedule", "--overlap/--no-overlap", help="Overlap scheduling on or off."
-    ),
-]
-Page = Annotated[int | None, typer.Option("--page-size", "--page", help="Tokens a KV page holds.")]
-Context = Annotated[
-    int | None,
-    typer.Option("--context-length", help="Tokens a request may grow to. Default: the scenario's, 512."),
-]
-Chunk = Annotated[
-    int | None, typer.Option("--chunked-prefill-size", help="Prompt tokens a batch. Default: the scenario's.")
-]
-ServerArg = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--server-arg",
-        metavar="NAME=VALUE",
-        help="Another argument of SGLang's own, as it calls it; goes to it as it is; may be repeated.",
-    ),
-]
-Running = Annotated[int | None, typer.Option("--max-running-requests", help="Requests a batch at most.")]
-Pool = Annotated[int | None, typer.Option("--max-total-tokens", help="KV slots of the engine, for all its requests.")]
-GraphBatch = Annotated[
-    int | None, typer.Option("--cuda-graph-max-bs", help="Largest batch with a CUDA graph. Default: graphs of 1, 2, 4.")
-]
-MemFraction = Annotated[
-    float | None,
-    typer.Option("--mem-fraction-static", help="Share of the device for weights and KV cache. Default: 0.5."),
-]
-TrustCode = Annotated[
-    bool | None, typer.Option("--trust-remote-code", help="Let SGLang run the Python files that come with --target.")
-]
-OnePool = Annotated[
-    bool | None,
-    typer.Option(
-        "--disable-hybrid-swa-memory/--hybrid-swa-memory",
-        help="One KV pool for layers with sliding windows and without, or a pool of their own for the former.",
-    ),
-]
 Prompts = Annotated[
     Path | None,
     typer.Option(

@@ -13,36 +13,28 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import cast
 
+import psutil
 from packaging.version import Version
 
 from harness.archive.run_folders import default_root
 from harness.both_sides import gpus, leases
 from harness.cli.programs import check_scenarios
-from harness.contract import known_issues, plain_files
+from harness.contract import known_issues
 from harness.contract.outputs import writable
 from harness.contract.providers import AUTO, WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
-from harness.driving.adapt import (
-    DEVICES,
-    NOTHING,
-    Wanted,
-    adapted,
-    called,
-    check_possible,
-    undrawn,
-    unpredicted,
-    untaken,
-    unwitnessed,
-)
+from harness.driving.adapt import NOTHING, Wanted, adapted
 from harness.driving.footprint import CONTEXT_MIB, WORKSPACE_MIB, Footprint, footprint, kept_a_row
 from harness.driving.own_pair import OwnPair, described
 from harness.driving.pairs import NoProviderError, checkpoint_pairs, load_now
 from harness.driving.place import CPU, Place
-from harness.driving.runner import Plan
+from harness.driving.progress import Plan, Setup
+from harness.driving.refusals import called, check_possible, pair_too_old, undrawn, unpredicted, untaken, unwitnessed
 from harness.engines import envs
-from harness.engines.launch import CpuAttention, dtype_on
+from harness.engines.launch import BACKENDS, CpuAttention, dtype_on
+from harness.engines.served_models import cannot_be_drafted_for
 
 #: Pull requests that SGLang's own switch (SGLANG_DEBUG_REVERT_PR, from 0.5.13 on) can revert.
 REVERTS = (25015, 26329, 26972, 27338, 27360, 27460)
@@ -91,7 +83,10 @@ def make_plan(
     check_revert(revert, version)
     scenarios = adapted(scenarios, wanted, device=device)
     check_possible(scenarios, version=version, device=device, files=files)
+    check_drafted_for(own, env or envs.state(version))
     check_scenarios(scenarios, device=device, own=own, files=files)
+    if own is not None and (why := pair_too_old(own, version=version, device=device)):
+        raise UsageError(why)
     typed, assumed = check_assumed(assumed), check_assumed(sorted({*assumed, *usual}))
     drafts = [(one.spec, one.engine) for one in scenarios]
     for text in known_issues.without_effect(assumed, drafts, release=version, device=device):
@@ -103,6 +98,7 @@ def make_plan(
     for refused in (partial(undrawn, env=env, device=device), partial(untaken, env=env)):
         if why := _first(scenarios, files, refused):
             raise UsageError(why)
+    check_drafted_for(own, env)
     pairs = checkpoint_pairs(scenarios, device=device, own=own)
     place = CPU
     if reference != WITNESS:
@@ -116,21 +112,34 @@ def make_plan(
             say(f"eos_token_id {', '.join(map(str, ids))}: outside the vocabulary of {own.vocab}, so it ends no text")
     return Plan(
         env=env,
+        setup=Setup(
+            release=env.version,
+            device=device,
+            revert=revert,
+            cpu_attention=cast(CpuAttention, cpu_attention),
+            assumed=assumed,
+            pair=None if own is None else own.named,
+            reference=reference,
+        ),
         scenarios=tuple(scenarios),
         pairs=pairs,
         root=root,
-        device=device,
-        revert=revert,
-        cpu_attention=cast(CpuAttention, cpu_attention),
-        reference=reference,
         own=own,
         place=place,
         lease=lease,
-        assumed=assumed,
         argv=tuple(sys.argv),
         copies=not spawn,
         ahead=BOOTS_AHEAD[device] if boots_ahead is None else boots_ahead,
     )
+
+
+def check_drafted_for(own: OwnPair | None, env: envs.EngineEnv) -> None:
+    """UsageError for a target of the user's that this release has no draft for; one not there says nothing."""
+    if own is None:
+        return
+    why = cannot_be_drafted_for(own.target.architecture, own.algorithm, version=env.version, package=env.package)
+    if why:
+        raise UsageError(f"--target {own.target.folder}: {why}")
 
 
 def provider(
@@ -204,7 +213,7 @@ def reference_place(
     place = Place(device=("cuda" if asked == "auto" else asked) if on_card else "cpu", held=held, said=said)
     if need.mib >= WORTH_SAYING:
         say(f"the reference on {place.device} takes {need}")
-    if place.device == "cpu" and need.mib > (free := _free_memory()):
+    if place.device == "cpu" and need.mib > (free := psutil.virtual_memory().available >> 20):
         raise UsageError(
             f"the reference needs {need}, and this machine has {free / 1024:.1f} GiB of memory left\n"
             "  shorter prompts and texts take less; or --reference-device cuda, or --reference witness"
@@ -231,16 +240,6 @@ def _fits_beside(need: Footprint, lease: leases.Request | None) -> bool:
     return need.mib + CONTEXT_MIB + (lease.share if lease else 0) <= largest
 
 
-def _free_memory() -> int:
-    """MiB that this machine can give; a lot where it does not say."""
-    try:
-        lines = plain_files.content(Path("/proc/meminfo")).decode().splitlines()
-    except OSError:
-        return 1 << 40
-    said = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), str(1 << 40))
-    return int(said) // 1024
-
-
 def engine_share(own: OwnPair, scenarios: Sequence[Scenario]) -> float:
     """GiB that an engine of the user's pair leases unless they say: weights, its pool, and what a tiny one takes."""
     held = 2.0
@@ -261,8 +260,8 @@ def runs_root(folder: Path | None) -> Path:
 
 
 def check_device(device: str) -> None:
-    if device not in DEVICES:
-        raise UsageError(unknown("--device", device, DEVICES))
+    if device not in BACKENDS:
+        raise UsageError(unknown("--device", device, BACKENDS))
     if device == "cuda" and not has_gpu():
         raise UsageError("--device cuda: this machine has no NVIDIA GPU\n  allowed here: cpu; look:  eaglecheck doctor")
 
@@ -315,6 +314,16 @@ def split_list(text: str, *, option: str) -> list[str]:
     if doubled is not None:
         raise UsageError(f"--{option} {text}: {doubled!r} is named twice\n  name it once")
     return parts
+
+
+def shard_of(text: str | None) -> tuple[int, int]:
+    """'2/3' as (2, 3), the whole as (1, 1); UsageError for what is no part."""
+    if text is None:
+        return (1, 1)
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise UsageError(f"--shard {text!r} is not a shard\n  allowed: I/N with I from 1 to N, for example 2/3")
+    return (int(number), int(of))
 
 
 def ahead(boots: int, seconds: float | None) -> str:

@@ -27,8 +27,9 @@ from harness.contract.requests import GRAMMARS, RequestSpec
 from harness.contract.scenario import Op, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
-from harness.driving.adapt import Wanted, called, refused_setting
+from harness.driving.adapt import Wanted, refused_setting
 from harness.driving.own_pair import OwnPair
+from harness.driving.refusals import called
 from harness.engines.launch import BACKENDS
 from harness.engines.server_args import taken
 from reference.languages import unreadable
@@ -254,7 +255,7 @@ def _of_mistral(folder: Path) -> bool:
 
 
 def _of_device(own: OwnPair, device: str) -> Iterator[str]:
-    """What SGLang has no float32 for, in which engines on a CPU compute here."""
+    """What SGLang needs a GPU for, or has no float32 for, in which engines on a CPU compute here."""
     gpu = "  run it on a GPU:  --device cuda --dtype bfloat16"
     for option, one in (("--target", own.target), ("--draft", own.draft)) if device == "cpu" else ():
         quantised = one.of_text("quantization_config")
@@ -263,6 +264,11 @@ def _of_device(own: OwnPair, device: str) -> Iterator[str]:
             yield (
                 f"{option} {one.folder}: quantization_config is {method!r} in config.json, and SGLang has no float32 "
                 f"for quantised weights\n{gpu}"
+            )
+        if one.of_text("index_topk"):
+            yield (
+                f"{option} {one.folder}: index_topk in config.json asks for a sparse attention indexer, for which "
+                f"SGLang asks a GPU's capability before anything else\n{gpu}"
             )
         if one.linear_attention:
             yield (
@@ -348,10 +354,10 @@ def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterat
             f"engine.tp_size is {engine.tp_size}, and engine.dp_size {engine.dp_size} does not divide it: each DP rank "
             f"has as many TP ranks as the others\n  allowed: a multiple of {engine.dp_size}"
         )
-    elif engine.disaggregation and engine.tp_size != engine.dp_size:
+    elif engine.disaggregation and engine.tp_size > engine.dp_size > 1:
         yield (
-            f"engine.tp_size is {engine.tp_size} with engine.disaggregation: hand-overs between sides of several TP "
-            f"ranks are not driven\n  allowed: the value of engine.dp_size ({engine.dp_size})"
+            f"engine.tp_size is {engine.tp_size} with engine.disaggregation: a decode side of several TP ranks in each "
+            f"DP rank is not driven\n  allowed: the value of engine.dp_size ({engine.dp_size}), or engine.dp_size 1"
         )
     for token in spec.token_map or ():
         if recipe is None or not 0 <= token < recipe.vocab:

@@ -14,8 +14,8 @@ from harness.archive.store import StoredScenario
 from harness.checks.ranks import lost_by, site_of
 from harness.contract.trace import ENDS, EOS, Trace
 from harness.contract.usage import UsageError
-from harness.driving.live import LiveEngines
-from harness.driving.runner import Plan
+from harness.driving.pool import EnginePool
+from harness.driving.progress import Plan
 from harness.engines.bare import Bare, run_bare
 from harness.engines.errors import EngineError
 from harness.engines.process import Launch
@@ -70,19 +70,13 @@ def check_seen(option: str, folder: Path, signature: str) -> None:
 
 def untraced(plan: Plan, stored: StoredScenario, signature: str) -> Answer:
     """SGLang behind the gate, with no hook on a worker or a model and no copy of a tensor."""
-    engines = LiveEngines(
-        environment=lambda _version: plan.env,
-        default=plan.env.version,
-        device=plan.device,
-        logs=_folder(plan, "untraced"),
-        lease=plan.lease,
-    )
+    engines = EnginePool(logs=_folder(plan, "untraced"), lease=plan.lease)
     try:
         trace = engines.drive(_launch(plan), stored.scenario)
     except EngineError as error:
         return Answer(word="ERROR", text=f"ERROR: {error}")
     finally:
-        engines.close()
+        engines.end()
     texts = {end.rid: end.output_ids for end in trace.ends}
     return _answer(stored, signature, f"SGLang {plan.env.version}, untraced", ending(trace), texts)
 

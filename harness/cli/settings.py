@@ -6,34 +6,61 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_type_hints
 
-from harness.cli import options
+import typer
+
 from harness.contract.allowed import Place
 from harness.contract.scenario import EngineConfig
 from harness.driving.adapt import Wanted
 from harness.engines import server_args
 
-#: A command's parameter -> the field of `Wanted`, and the option.
-SETTINGS: dict[str, tuple[str, Any]] = {
-    "dtype": ("dtype", options.Dtype),
-    "backend": ("attention_backend", options.Backend),
-    "graphs": ("cuda_graph", options.Graphs),
-    "prefill_graphs": ("prefill_cuda_graph", options.PrefillGraphs),
-    "overlap": ("overlap_schedule", options.Overlap),
-    "page": ("page_size", options.Page),
-    "context_length": ("context_length", options.Context),
-    "chunked_prefill_size": ("chunked_prefill_size", options.Chunk),
-    "max_running_requests": ("max_running_requests", options.Running),
-    "max_total_tokens": ("max_total_tokens", options.Pool),
-    "cuda_graph_max_bs": ("cuda_graph_max_bs", options.GraphBatch),
-    "mem_fraction_static": ("mem_fraction_static", options.MemFraction),
-    "trust_remote_code": ("trust_remote_code", options.TrustCode),
-    "disable_hybrid_swa_memory": ("disable_hybrid_swa_memory", options.OnePool),
-    "server_arg": ("server_args", options.ServerArg),
+#: The fields of `Wanted`, each an option.
+SETTINGS: dict[str, Any] = {
+    "dtype": typer.Option("--dtype", help="Engine dtype; on a GPU float16 (default) or bfloat16."),
+    "attention_backend": typer.Option(
+        "--attention-backend", "--backend", help="Attention: triton; on a GPU also flashinfer or fa3."
+    ),
+    "cuda_graph": typer.Option(
+        "--cuda-graph/--disable-cuda-graph", "--graphs/--no-graphs", help="Decode in CUDA graphs, or eagerly."
+    ),
+    "prefill_cuda_graph": typer.Option(
+        "--prefill-cuda-graph/--disable-prefill-cuda-graph",
+        help="With --cuda-graph: prompts in CUDA graphs too, as newer releases run by default, or eagerly (default).",
+    ),
+    "overlap_schedule": typer.Option(
+        "--overlap-schedule/--disable-overlap-schedule", "--overlap/--no-overlap", help="Overlap scheduling on or off."
+    ),
+    "page_size": typer.Option("--page-size", "--page", help="Tokens a KV page holds."),
+    "context_length": typer.Option(
+        "--context-length", help="Tokens a request may grow to. Default: the scenario's, 512."
+    ),
+    "chunked_prefill_size": typer.Option(
+        "--chunked-prefill-size", help="Prompt tokens a batch. Default: the scenario's."
+    ),
+    "max_running_requests": typer.Option("--max-running-requests", help="Requests a batch at most."),
+    "max_total_tokens": typer.Option("--max-total-tokens", help="KV slots of the engine, for all its requests."),
+    "cuda_graph_max_bs": typer.Option(
+        "--cuda-graph-max-bs", help="Largest batch with a CUDA graph. Default: graphs of 1, 2, 4."
+    ),
+    "mem_fraction_static": typer.Option(
+        "--mem-fraction-static", help="Share of the device for weights and KV cache. Default: 0.5."
+    ),
+    "trust_remote_code": typer.Option(
+        "--trust-remote-code", help="Let SGLang run the Python files that come with --target."
+    ),
+    "disable_hybrid_swa_memory": typer.Option(
+        "--disable-hybrid-swa-memory/--hybrid-swa-memory",
+        help="One KV pool for layers with sliding windows and without, or a pool of their own for the former.",
+    ),
+    "server_args": typer.Option(
+        "--server-arg",
+        metavar="NAME=VALUE",
+        help="Another argument of SGLang's own, as it calls it; goes to it as it is; may be repeated.",
+    ),
 }
 #: Those that change which code of SGLang runs.
-OF_KERNELS = ("dtype", "backend", "graphs", "prefill_graphs", "overlap", "page")
+OF_KERNELS = ("dtype", "attention_backend", "cuda_graph", "prefill_cuda_graph", "overlap_schedule", "page_size")
 
 Command = Callable[..., Any]
 
@@ -41,12 +68,10 @@ Command = Callable[..., Any]
 @functools.cache
 def _option(name: str) -> Any:
     """The option; the help of one for a number says which, as a scenario file may have it."""
-    field, option = SETTINGS[name]
-    kind, info = get_args(option)
-    if {int, float}.isdisjoint(get_args(kind)):
-        return option
-    info = copy.copy(info)
-    info.help = f"{info.help} Allowed: {Place(EngineConfig, (field,)).words.removesuffix(' or null')}."
+    kind = list[str] | None if name == "server_args" else get_type_hints(Wanted)[name]
+    info = copy.copy(SETTINGS[name])
+    if {int, float} & {*get_args(kind)}:
+        info.help = f"{info.help} Allowed: {Place(EngineConfig, (name,)).words.removesuffix(' or null')}."
     return Annotated[kind, info]
 
 
@@ -63,7 +88,7 @@ def takes_settings(names: Sequence[str] = tuple(SETTINGS)) -> Callable[[Command]
 
         @functools.wraps(command)
         def call(**given: Any) -> Any:
-            typed = {SETTINGS[name][0]: given.pop(name) for name in names}
+            typed = {name: given.pop(name) for name in names}
             if "server_args" in typed:
                 typed["server_args"] = server_args.read(typed["server_args"] or ())
             return command(**given, wanted=Wanted(**typed))

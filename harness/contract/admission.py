@@ -12,6 +12,8 @@ from harness.contract.scenario import EngineConfig, SpecConfig
 REFUSALS = ("context length", "maximum allowed length", "queue is full")
 #: And to one that it gives up, alone in a pool that is too small for it.
 EXHAUSTED = "Out of memory even after retracting"
+#: And to one that is aborted, for whatever reason: SGLang gives none.
+ABORTED = "Aborted"
 #: And where one side of a pair of engines gives it up between them.
 LOST_ON_THE_WAY = "transfer failed for request"
 #: A prompt that leaves fewer tokens of the context, or of the pool, is refused by the scheduler.

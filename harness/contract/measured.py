@@ -5,12 +5,17 @@ This module must not judge: it says how large errors are that rounding makes.
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
 from harness.contract.noise import (
     ALLOWANCE,
+    DIFFERENCE,
     LOGIT_LUCK,
     Floats,
     Ints,
@@ -24,7 +29,7 @@ from harness.contract.noise import (
     turned_around,
 )
 from harness.contract.tolerance import Budget, judge_rows
-from harness.contract.trace import Trace
+from harness.contract.trace import Rows, Trace
 from harness.contract.types import Phase
 
 
@@ -47,6 +52,45 @@ def judged_states(reference: Trace, name: str, *, engine: Floats, at: Ints, budg
         noise = between(engine, truth, rounding=budget.rounding, tests=len(reference.rows))
         return judge_states(engine=engine, truth=truth, own=None, noise=noise)
     return judge_rows(engine=engine, truth=truth, budget=budget)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedLogits:
+    """Top logits of some pairs of rows: their places [m] among all, the engine's logits [m,w], and the errors of those
+    ids that both kept; shared [m]: whether there are any."""
+
+    places: Ints
+    logits: Wide
+    errors: RowErrors
+    shared: np.ndarray
+
+
+def judged_logits(
+    engine: Rows, reference: Rows, *, mine: Ints, theirs: Ints, budget: Budget, noise: LogitNoise
+) -> Iterator[JudgedLogits]:
+    """Of the pairs mine [M], theirs [M] that have logits on both sides, by how many these are, so that each stacks."""
+    lengths = engine.lists["top_logits"].lengths[mine], reference.lists["top_logits"].lengths[theirs]
+    for ours, expected in sorted({*zip(*(one.tolist() for one in lengths), strict=True)}):
+        places = np.flatnonzero((lengths[0] == ours) & (lengths[1] == expected))
+        if not ours or not expected:
+            continue
+        my_ids, their_ids = (
+            engine.lists["top_ids"].stacked(mine[places]),
+            reference.lists["top_ids"].stacked(theirs[places]),
+        )
+        logits = engine.lists["top_logits"].stacked(mine[places]).astype(np.float64)
+        truth = reference.lists["top_logits"].stacked(theirs[places]).astype(np.float64)
+        same = my_ids[:, :, None] == their_ids[:, None, :]
+        shared = same.any(axis=2)
+        blank = ~shared & np.isfinite(logits)  # ids the reference does not list; a NaN stays a failure
+        errors = judge_rows(
+            engine=np.where(blank, 0.0, logits),
+            truth=np.where(shared, np.take_along_axis(truth, same.argmax(axis=2), axis=1), 0.0),
+            budget=budget,
+            allowed=noise.limit[theirs[places]],
+            scale=np.abs(truth).max(axis=1),
+        )
+        yield JudgedLogits(places=places, logits=logits, errors=errors, shared=shared.any(axis=1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +144,21 @@ def target_scales(reference: Trace | None, noise: LogitNoise) -> dict[str, tuple
         before = found.get(rid, (0.0, float("nan")))
         found[rid] = (max(before[0], scale), float(np.fmax(before[1], most)))
     return found
+
+
+def end_noise(reference: Trace | None) -> float:
+    """What the ends of intervals say of the greatest error of a row's top logits; 0 where no second run says anything.
+
+    Errors that tokens share move an end farther than independent ones of the same size do. By how far the second run's
+    nearest end lies from the truth's, the median over all draws, which a run that was nearest to another end at times
+    does not move.
+    """
+    moved = [
+        math.sqrt(2) * abs(float(event.data["own_distance"]) - float(event.data["distance"])) / event.data["spread"]
+        for event in (() if reference is None else reference.events)
+        if "own_distance" in event.data
+    ]
+    return statistics.median(moved) / (NormalDist().inv_cdf(0.75) * DIFFERENCE) if moved else 0.0
 
 
 def usual_ties(reference: Trace, noise: LogitNoise, rows: Ints) -> float | None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from harness.contract import plain_files
 from harness.contract.usage import UserError
 
 
@@ -70,13 +71,11 @@ def write_text(text: str, target: str, *, option: str = "json") -> None:
         sys.stdout.write(text)
         return
     path = Path(target)
-    part = path.with_name(f"{path.name}.part")
     try:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")  # a device or a pipe, which must not be replaced by a file
             return
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        plain_files.replace(path, text.encode())
     except OSError as error:
         raise WriteFailed(cannot_write(path, str(error.strerror), option)) from error
 

@@ -77,6 +77,7 @@ class RequestSpec(Strict):
     It ends at the checkpoint's EOS too, unless ignore_eos; tiny pairs of ours have none that counts. What is left
     at its default is not sent. unlimited: max_new_tokens was null, as it is sent and written in JSON; the number is the
     one that SGLang comes to (`scenario.numbered`).
+    input_embeds: SGLang gets the target's own embeddings of the prompt's tokens, and never sees their ids.
     """
 
     rid: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,40}$")]
@@ -115,6 +116,7 @@ class RequestSpec(Strict):
     stream: bool = False
     stream_interval: Annotated[int, Field(ge=1)] | None = None
     unlimited: SkipJsonSchema[bool] = False
+    input_embeds: bool = False
     expect: Literal["answer", "refusal", "exhaustion"] = "answer"
 
     @field_validator("max_new_tokens", mode="wrap")
@@ -301,5 +303,5 @@ SAMPLING = (
 )
 GENERATE = (
     *("custom_logit_processor", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"),
-    *("return_hidden_states", "stream", "require_reasoning", "lora_path"),
+    *("return_hidden_states", "stream", "require_reasoning", "lora_path", "input_embeds"),
 )

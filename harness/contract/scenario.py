@@ -125,6 +125,10 @@ class SpecConfig(Strict):
         return 0 if self.algorithm == "MTP" else max(0, self.num_steps - 1)
 
 
+#: What SGLang calls that dtype of a cache.
+BFLOAT16 = ("bf16", "bfloat16")
+
+
 class EngineConfig(Strict):
     """Server settings. All are fixed at boot but chunked_prefill_size and running_limit, which a scenario may change.
 
@@ -145,10 +149,10 @@ class EngineConfig(Strict):
 
     enable_mixed_chunk: requests that run join a batch of prompt chunks, with a plain decode of one token each.
 
-    disaggregation: prompts run on one engine and decoding on another, each with these settings (running_limit, dp_size
-    and tp_size: the decode side's; the prefill side has one rank). disaggregation_decode_radix_cache: the decode side
-    keeps a prefix cache; releases before 0.5.23 refuse that beside speculation. disaggregation_prefill: what of
-    max_total_tokens and radix_cache the prefill side has otherwise.
+    disaggregation: prompts run on one engine and decoding on another, each with these settings (running_limit and
+    dp_size: the decode side's, whose prefill side then has one rank). disaggregation_decode_radix_cache: the decode
+    side keeps a prefix cache; releases before 0.5.23 refuse that beside speculation. disaggregation_prefill: what of
+    max_total_tokens and radix_cache the prefill side has otherwise, and dp_size, if it is to have those ranks too.
 
     deterministic_inference: a request's seed decides what it samples, whoever shares its batch. rejection_sampling:
     drafts are drawn from the draft's distribution and verified against it, instead of the draft's best.
@@ -190,7 +194,7 @@ class EngineConfig(Strict):
     enable_mixed_chunk: bool = False
     disaggregation: bool = False
     disaggregation_decode_radix_cache: bool = False
-    disaggregation_prefill: dict[Literal["max_total_tokens", "radix_cache"], int | bool] = Field(default={})
+    disaggregation_prefill: dict[Literal["max_total_tokens", "radix_cache", "dp_size"], int | bool] = Field(default={})
     disable_hybrid_swa_memory: bool = True
     enable_unified_radix_tree: bool = False
     deterministic_inference: bool = False
@@ -208,6 +212,12 @@ class EngineConfig(Strict):
     def attention_tp_size(self) -> int:
         """TP ranks of each DP rank, which share its requests: 1 where every rank has its own."""
         return self.tp_size // self.dp_size
+
+    @property
+    def draft_rounding(self) -> str:
+        """The dtype whose rounding the draft's rows have: that of the KV cache, where it is the coarser."""
+        asked = self.server_args.get("speculative_draft_kv_cache_dtype")
+        return "bfloat16" if asked in BFLOAT16 else self.dtype
 
     @property
     def prefill_side(self) -> EngineConfig:
@@ -430,6 +440,10 @@ def _check_sides(scenario: Scenario) -> None:
         )
     if scenario.engine.disaggregation_prefill and not scenario.engine.disaggregation:
         raise ValueError("engine.disaggregation_prefill needs engine.disaggregation\n  allowed: both, or neither")
+    if scenario.engine.prefill_side.dp_size != scenario.engine.dp_size:
+        raise ValueError(
+            f"engine.disaggregation_prefill has another dp_size than engine\n  allowed: {scenario.engine.dp_size}"
+        )
     if scenario.engine.prefill_cuda_graph and not scenario.engine.cuda_graph:
         raise ValueError("engine.prefill_cuda_graph needs engine.cuda_graph\n  allowed: both, or neither")
     for name in ("enable_dp_lm_head", "dp_spec_prefill_coordination"):

@@ -74,6 +74,12 @@ class Key:
     slot: int
 
     @staticmethod
+    def of(share: tuple[int, str, int, int], phase: str, *, step: int = 0, slot: int = 0) -> Key:
+        """Of a request's share of a batch (see harness.contract.batches)."""
+        dp_rank, rid, attempt, committed = share
+        return Key(dp_rank=dp_rank, rid=rid, attempt=attempt, committed=committed, phase=phase, step=step, slot=slot)
+
+    @staticmethod
     def of_rank(dp_rank: int, phase: str, *, step: int = 0) -> Key:
         """Of something that belongs to a rank, not to a request."""
         return Key(dp_rank=dp_rank, rid="", attempt=0, committed=-1, phase=phase, step=step, slot=0)

@@ -43,6 +43,22 @@ def host_hit_in_part(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (chunks[0] for chunks, rows in _loads(trace) if rows < chunks[0].start)
 
 
+@coverage_point("the same, and what the host had of them was read back from storage before", where=Where.HOST)
+def storage_hit(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    fetched: set[tuple[int, int]] = set()
+    loads: set[tuple[int, str, int]] = set()
+    for event in sorted((one for one in trace.events if one.name == "host"), key=lambda one: one.data["round"]):
+        rows = {(event.dp_rank, row) for row in event.data["host"]}
+        if event.data["what"] == "fetched":
+            fetched |= rows
+        elif event.data["what"] == "stored":
+            fetched -= rows
+        elif event.data["what"] == "loaded" and fetched & rows:
+            loads.add((event.dp_rank, event.data["rid"], event.data["round"]))
+    firsts = (chunks[0] for chunks, _ in _loads(trace))
+    yield from (one for one in firsts if (one.record.dp_rank, one.rid, one.record.index) in loads)
+
+
 @coverage_point("a request that was taken back, and whose own rows came from the host", where=Where.HOST)
 def host_hit_retracted(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (chunks[0] for chunks, _ in _loads(trace) if chunks[0].attempt)

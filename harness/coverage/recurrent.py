@@ -8,7 +8,7 @@ from itertools import pairwise
 from harness.contract.batches import Part, parts_of
 from harness.contract.scenario import Scenario
 from harness.contract.trace import RECURRENT, Trace
-from harness.coverage.points import Place, Where, chunks_of, coverage_point
+from harness.coverage.points import Place, Where, aborted, chunks_of, coverage_point, parts_of_request
 
 
 def _looked_at(trace: Trace) -> set[tuple[int, int, str]]:
@@ -43,3 +43,27 @@ def state_behind_chunk(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 def state_from_cache(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     seen = _looked_at(trace)
     yield from (chunks[0] for chunks in chunks_of(trace) if chunks[0].start and _place(chunks[0]) in seen)
+
+
+@coverage_point("a verify of a request that was taken back and has come back to its states", where=Where.RECURRENT)
+def state_after_retraction(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    seen = _looked_at(trace)
+    for (_, attempt), parts in parts_of(trace).items():
+        verifies = [part for part in parts if part.record.mode == "DECODE" and _place(part) in seen]
+        yield from verifies[: attempt > 0]
+
+
+@coverage_point(
+    "states found behind a verify whose request was aborted, by one beside it or the next", where=Where.RECURRENT
+)
+def state_behind_abort(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    """Whoever gets the slot of the aborted one must not find what that one left."""
+    seen, every = _looked_at(trace), parts_of(trace)
+    for end in aborted(trace):
+        own = parts_of_request(trace, end.rid)
+        if own and own[-1].record.mode == "DECODE":
+            after = (part for parts in every.values() for part in parts if part.rid != end.rid and _place(part) in seen)
+            last = own[-1].record
+            yield from [
+                part for part in after if part.record.dp_rank == last.dp_rank and part.record.index > last.index
+            ][:1]

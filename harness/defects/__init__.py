@@ -6,7 +6,6 @@ To add one: a `Departure` that overrides the points of `reference.departures` at
 `PREDICTED` below; `assume: predicted` and `expects` in its page of docs/findings; and a test in cases/meta that it
 predicts recorded rows exactly, and that a reference without it does not. A point that is missing is added to
 `reference.departures` in the papers' terms, with a default that changes nothing.
-`stale_plan` stands beside: it predicts rows of a recorded run, in a test.
 """
 
 from __future__ import annotations

@@ -340,7 +340,7 @@ def _finish(run: _Run) -> None:
         _note_source(run, rank, ended, when="end")
         for name, fired in ended["fired"].items():
             run.note("fault", dp_rank=rank["dp_rank"], mutant=name, fired=fired, **run.of(rank))
-    for end in run.engine.collect(list(run.submitted)):
+    for end in (one for all_of in run.engine.collect(list(run.submitted)) for one in _of_samples(run.scenario, all_of)):
         if end["reason"] == "error":
             run.note("request_error", rid=end["rid"], error=end["error"])
         if end.get("text") is not None:
@@ -356,6 +356,12 @@ def _finish(run: _Run) -> None:
         )
         if "meta" in end:
             _note_answer(run, end["rid"], end["meta"], end["pieces"])
+
+
+def _of_samples(scenario: Scenario, end: dict[str, Any]) -> list[dict[str, Any]]:
+    """An end; what SGLang answers a request of several samples as a whole, an error, is the end of each."""
+    request = next((one for one in scenario.requests if one.rid == end["rid"]), None)
+    return [end] if request is None else [{**end, "rid": one.rid} for one in request.runs]
 
 
 def _note_answer(run: _Run, rid: str, meta: dict[str, Any], pieces: list[dict[str, Any]]) -> None:

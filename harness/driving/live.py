@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cases.adapters import of_target
-from cases.tokenizers import tokenizer_for
 from harness.contract.providers import AUTO, WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
@@ -25,7 +23,7 @@ from harness.driving.pairs import checkpoint_pairs
 from harness.driving.pool import BorrowedPool, EnginePool, unwatched
 from harness.driving.progress import ScenarioResult, Setup
 from harness.engines.envs import EngineEnv
-from harness.engines.launch import CpuAttention, ProbeLevel, build_launch
+from harness.engines.launch import CpuAttention
 from harness.engines.process import Launch
 
 if TYPE_CHECKING:
@@ -61,28 +59,30 @@ class LiveEngines(EnginePool):
         *,
         engine: str | None = None,
         revert: int | None = None,
-        probe: ProbeLevel | bool = "full",
+        probe: bool = True,
         cpu_attention: CpuAttention = "torch",
     ) -> Launch:
         """How the engine for this scenario is started; engine: a release, the session's own by default."""
         env = self.environment(engine or self.default)
-        target, draft = self._folders(scenario)
-        return build_launch(
+        return self._setup(env.version, revert, cpu_attention).launch(
+            scenario,
             env=env,
-            spec=scenario.spec,
-            engine=scenario.engine,
-            target=target,
-            draft=draft,
-            tokenizer=tokenizer_for(scenario, target),
-            adapters=of_target(target, scenario.engine.lora_paths),
-            device=self.device,
+            folders=self._folders(scenario),
+            own=self.own,
+            lease=self.lease,
             probe=probe,
+            mutants_in_graphs=self.mutants_in_graphs,
+        )
+
+    def _setup(self, release: str, revert: int | None, cpu_attention: CpuAttention) -> Setup:
+        return Setup(
+            release=release,
+            device=self.device,
             revert=revert,
             cpu_attention=cpu_attention,
             assumed=self.assumed,
-            eos=None if self.own is None else self.own.target.eos,
-            lease=self.lease,
-            mutants_in_graphs=self.mutants_in_graphs,
+            pair=None if self.own is None else self.own.named,
+            reference=self.reference,
         )
 
     def lent(self, **options: Any) -> EnginePool:
@@ -99,15 +99,7 @@ class LiveEngines(EnginePool):
         cpu_attention: CpuAttention = "torch",
     ) -> ScenarioResult:
         """The reference's answer to a trace, and the verdict. A witness is driven for it, on the same pool."""
-        setup = Setup(
-            release=release,
-            device=self.device,
-            revert=revert,
-            cpu_attention=cpu_attention,
-            assumed=self.assumed,
-            pair=None if self.own is None else (str(self.own.target.folder), str(self.own.draft.folder)),
-            reference=self.reference,
-        )
+        setup = self._setup(release, revert, cpu_attention)
         if self.reference == WITNESS:
             from harness.driving.witness_trace import ask  # the reference's trees, and so torch
 

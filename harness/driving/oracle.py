@@ -23,6 +23,7 @@ from harness.contract.known_issues import HEADER
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario, SpecConfig
 from harness.contract.trace import EOS, Event, Rows, Trace
+from harness.contract.types import Phase
 from harness.driving.footprint import CONTEXT_MIB
 from harness.driving.place import CPU, Place
 from harness.driving.routed import leant
@@ -256,26 +257,46 @@ def with_own(truth: Trace, own: Trace) -> Trace:
     """`truth` with what a run in the engine's dtype says beside it, if both have the same rows.
 
     Tensors 'own.<name>' [rows,h] are that run's hidden rows; 'own.logits' [rows of the trace, 1] is the greatest error
-    of its logits among the truth's top ones, NaN where a row has none.
+    of its logits among the truth's top ones, NaN where a row has none; 'own_distance' of a draw is how far its nearest
+    end was.
     """
-    columns = [{**side.rows.ints, **side.rows.strings} for side in (truth, own)]
-    if len(truth.rows) != len(own.rows) or any((columns[0][name] != columns[1][name]).any() for name in MEANING):
+    kept = [np.flatnonzero(side.rows.strings["phase"] != Phase.ACCEPT) for side in (truth, own)]  # a draw may turn
+    columns = [
+        {name: ({**side.rows.ints, **side.rows.strings}[name])[at] for name in MEANING}
+        for side, at in zip((truth, own), kept, strict=True)
+    ]
+    if len(kept[0]) != len(kept[1]) or any((columns[0][name] != columns[1][name]).any() for name in MEANING):
         return truth  # the other run chose otherwise somewhere it was free to choose
     beside = {f"own.{name}": tensor for name, tensor in own.tensors.items()}
-    beside["own.logits"] = _logit_errors(truth.rows, own.rows)[:, None]
-    return dataclasses.replace(truth, tensors={**truth.tensors, **beside})
+    errors = np.full((len(truth.rows), 1), np.nan, dtype=np.float32)
+    errors[kept[0], 0] = _logit_errors(truth.rows, own.rows, *kept)
+    beside["own.logits"] = errors
+    far = {_draw(event): event.data["distance"] for event in own.events if "distance" in event.data}
+    events = [
+        dataclasses.replace(event, data=event.data | {"own_distance": far[_draw(event)]})
+        if "distance" in event.data and _draw(event) in far
+        else event
+        for event in truth.events
+    ]
+    return dataclasses.replace(truth, tensors={**truth.tensors, **beside}, events=tuple(events))
 
 
-def _logit_errors(truth: Rows, own: Rows) -> np.ndarray:
-    """float32 [rows]: greatest difference among the ids that both keep; NaN where there is none."""
-    found = np.full(len(truth), np.nan, dtype=np.float32)
-    lengths = [rows.lists["top_ids"].lengths for rows in (truth, own)]
+def _draw(event: Event) -> tuple[object, ...]:
+    """Which draw an event speaks of."""
+    return (event.dp_rank, event.name, *(event.data.get(key) for key in ("rid", "attempt", "committed", "phase")))
+
+
+def _logit_errors(truth: Rows, own: Rows, truth_rows: np.ndarray, own_rows: np.ndarray) -> np.ndarray:
+    """float32 [m]: greatest difference among the ids that both keep in these rows [m]; NaN where there is none."""
+    found = np.full(len(truth_rows), np.nan, dtype=np.float32)
+    sides = ((truth, truth_rows), (own, own_rows))
+    lengths = [rows.lists["top_ids"].lengths[at] for rows, at in sides]
     for one, other in {*zip(*(length.tolist() for length in lengths), strict=True)}:
         at = np.flatnonzero((lengths[0] == one) & (lengths[1] == other))
         if not one or not other:
             continue
-        ids, own_ids = (rows.lists["top_ids"].stacked(at) for rows in (truth, own))
-        logits, own_logits = (rows.lists["top_logits"].stacked(at) for rows in (truth, own))
+        ids, own_ids = (rows.lists["top_ids"].stacked(which[at]) for rows, which in sides)
+        logits, own_logits = (rows.lists["top_logits"].stacked(which[at]) for rows, which in sides)
         same = ids[:, :, None] == own_ids[:, None, :]
         error = np.where(same, np.abs(logits[:, :, None] - own_logits[:, None, :]), -np.inf).max(axis=(1, 2))
         found[at] = np.where(same.any(axis=(1, 2)), error, np.nan)

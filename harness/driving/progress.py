@@ -13,7 +13,7 @@ from typing import Any
 
 from cases.adapters import of_target
 from cases.tokenizers import tokenizer_for
-from harness.archive.store import REPRODUCERS
+from harness.archive.run_folders import REPRODUCERS
 from harness.archive.writer import write_reproducer
 from harness.both_sides.leases import Request
 from harness.checks.explained import Spot, explained, spot
@@ -31,7 +31,7 @@ from harness.driving.around import Around, around
 from harness.driving.own_pair import OwnPair, draft_facts
 from harness.driving.place import CPU, Place
 from harness.engines.envs import EngineEnv
-from harness.engines.launch import CpuAttention, ProbeLevel, build_launch
+from harness.engines.launch import CpuAttention, build_launch
 from harness.engines.process import Launch
 
 #: How a note about a draft begins that is accepted in at most this share of at least so many verifies.
@@ -53,45 +53,21 @@ class Setup:
     pair: tuple[str, str] | None = None
     reference: str = AUTO
 
-    def plain(self) -> dict[str, Any]:
-        """As a reproducer keeps it."""
-        known = {"release": self.release, "device": self.device, "assumed": list(self.assumed)}
-        known |= {"cpu_attention": self.cpu_attention, "reference": self.reference}
-        return known | ({"pair": list(self.pair)} if self.pair else {})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own: those that the user named.
-    place: where the reference computes.
-
-    copies, ahead: how engines are started (see harness.driving.pool). lease: the share of a GPU that every engine takes
-    first. box: seconds that the scenarios of one boot configuration
-    may take, its boot apart; those that are left then are not driven.
-    """
-
-    env: EngineEnv
-    scenarios: tuple[Scenario, ...]
-    pairs: dict[str, tuple[Path, Path]]
-    root: Path
-    device: str = "cpu"
-    revert: int | None = None
-    cpu_attention: CpuAttention = "torch"
-    reference: str = AUTO
-    own: OwnPair | None = None
-    place: Place = CPU
-    lease: Request | None = None
-    assumed: tuple[str, ...] = ()
-    argv: tuple[str, ...] = ()
-    copies: bool = False
-    ahead: int = 0
-    box: float | None = None
-
-    def launch(self, scenario: Scenario, *, lease: Request | None, probe: ProbeLevel | bool = "full") -> Launch:
-        """How the engine for one of its scenarios is started. lease: what that engine waits for."""
-        target, draft = self.pairs[scenario.checkpoint]
+    def launch(
+        self,
+        scenario: Scenario,
+        *,
+        env: EngineEnv,
+        folders: tuple[Path, Path],
+        own: OwnPair | None,
+        lease: Request | None,
+        probe: bool = True,
+        mutants_in_graphs: bool = False,
+    ) -> Launch:
+        """How the engine for a scenario is started. folders: of target and draft; lease: what that engine waits for."""
+        target, draft = folders
         return build_launch(
-            env=self.env,
+            env=env,
             spec=scenario.spec,
             engine=scenario.engine,
             target=target,
@@ -103,22 +79,44 @@ class Plan:
             revert=self.revert,
             cpu_attention=self.cpu_attention,
             assumed=self.assumed,
-            eos=None if self.own is None else self.own.target.eos,
+            eos=None if own is None else own.target.eos,
             lease=lease,
+            mutants_in_graphs=mutants_in_graphs,
         )
 
-    @property
-    def setup(self) -> Setup:
-        """How its engines and references are started."""
-        return Setup(
-            release=self.env.version,
-            device=self.device,
-            revert=self.revert,
-            cpu_attention=self.cpu_attention,
-            assumed=self.assumed,
-            pair=None if self.own is None else (str(self.own.target.folder), str(self.own.draft.folder)),
-            reference=self.reference,
-        )
+    def plain(self) -> dict[str, Any]:
+        """As a reproducer keeps it."""
+        known = {"release": self.release, "device": self.device, "assumed": list(self.assumed)}
+        known |= {"cpu_attention": self.cpu_attention, "reference": self.reference}
+        return known | ({"pair": list(self.pair)} if self.pair else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own: those that the user named.
+
+    place: where the reference computes. copies, ahead: how engines are started (see harness.driving.pool). lease: the
+    share of a GPU that every engine takes first. box: seconds that the scenarios of one boot configuration may take,
+    its boot apart; those that are left then are not driven.
+    """
+
+    env: EngineEnv
+    setup: Setup
+    scenarios: tuple[Scenario, ...]
+    pairs: dict[str, tuple[Path, Path]]
+    root: Path
+    own: OwnPair | None = None
+    place: Place = CPU
+    lease: Request | None = None
+    argv: tuple[str, ...] = ()
+    copies: bool = False
+    ahead: int = 0
+    box: float | None = None
+
+    def launch(self, scenario: Scenario, *, lease: Request | None, probe: bool = True) -> Launch:
+        """See Setup.launch."""
+        folders = self.pairs[scenario.checkpoint]
+        return self.setup.launch(scenario, env=self.env, folders=folders, own=self.own, lease=lease, probe=probe)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -228,7 +226,7 @@ class ScenarioResult:
         """A folder under `root` that `eaglecheck replay` runs again; by default its name says the release too."""
         reverted = f"-r{self.setup.revert}" if self.setup.revert else ""
         folder = (
-            root / REPRODUCERS / (name or f"{self.scenario.name}-{self.scenario.id}-{self.setup.release}{reverted}")
+            root / REPRODUCERS[0] / (name or f"{self.scenario.name}-{self.scenario.id}-{self.setup.release}{reverted}")
         )
         first = self.first or next(iter(self.divergences), None)
         return write_reproducer(

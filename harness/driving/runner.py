@@ -128,9 +128,9 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     going = _Run(plan=plan, observers=observers, writer=writer)
     try:
         with ThreadPoolExecutor(max_workers=1) as loader:
-            for name, (target, draft) in plan.pairs.items() if plan.reference != WITNESS else ():
+            for name, (target, draft) in plan.pairs.items() if plan.setup.reference != WITNESS else ():
                 going.oracles[name] = loader.submit(
-                    load_oracle, target, draft, plan.assumed, plan.place, plan.reference
+                    load_oracle, target, draft, plan.setup.assumed, plan.place, plan.setup.reference
                 )
             with going.queue:
                 try:
@@ -184,7 +184,7 @@ def _run_scenario(going: _Run, scenario: Scenario) -> None:
         going.record(_stored(going, unjudged(scenario, str(error), setup=going.plan.setup)))
         return
     seconds = time.monotonic() - start
-    if going.plan.reference == WITNESS:
+    if going.plan.setup.reference == WITNESS:
         going.driven.append(_Driven(scenario=scenario, trace=trace, seconds=seconds))
     else:
         going.queue.put(partial(_judge, going, scenario, trace, seconds))
@@ -359,16 +359,12 @@ def own_version() -> str:
 
 def git_state() -> tuple[str, bool | None]:
     """Head and dirtiness of our own checkout; empty where eaglecheck does not run from one."""
-    here = os.path.dirname(os.path.abspath(__file__))
+    git = ["git", "-C", os.path.dirname(os.path.abspath(__file__))]
     try:
-        head = subprocess.run(
-            ["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
-        )
-        status = subprocess.run(
-            ["git", "-C", here, "status", "--porcelain"], capture_output=True, text=True, timeout=5, check=False
+        head, status = (
+            subprocess.run([*git, *asked], capture_output=True, text=True, timeout=5, check=False)
+            for asked in (("rev-parse", "HEAD"), ("status", "--porcelain"))
         )
     except (OSError, subprocess.TimeoutExpired):
         return "", None
-    if head.returncode:
-        return "", None
-    return head.stdout.strip(), bool(status.stdout.strip())
+    return ("", None) if head.returncode else (head.stdout.strip(), bool(status.stdout.strip()))

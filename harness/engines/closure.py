@@ -269,7 +269,4 @@ def write_marker(folder: Path, data: dict[str, Any]) -> None:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Readers see the whole file or none."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    partial.write_text(json.dumps(data, indent=1) + "\n")
-    os.replace(partial, path)
+    plain_files.replace(path, (json.dumps(data, indent=1) + "\n").encode())

@@ -21,8 +21,6 @@ from harness.engines.envs import EngineEnv, home
 from harness.engines.process import Launch
 
 CpuAttention = Literal["torch", "interpreted"]
-#: full: everything; tokens: which batches ran and what they committed, and nothing inside CUDA graphs; off: nothing.
-ProbeLevel = Literal["full", "tokens", "off"]
 
 #: What a chunk holds at boot, at least; and the largest that is set afterwards.
 BOOT_CHUNK, LARGE_CHUNK = 64, 512
@@ -66,7 +64,7 @@ def build_launch(
     tokenizer: Path | None = None,
     adapters: Mapping[str, str] = MappingProxyType({}),
     device: str = "cpu",
-    probe: ProbeLevel | bool = "full",
+    probe: bool = True,
     revert: int | None = None,
     cpu_attention: CpuAttention = "torch",
     eos: Sequence[int] | None = None,
@@ -94,7 +92,7 @@ def build_launch(
         "release": env.version,
         "tree": None if env.tree is None else str(env.tree),
         "device": device,
-        "probe": {True: "full", False: "off"}.get(probe, probe) if isinstance(probe, bool) else probe,
+        "probe": "full" if probe else "off",
         "overlap": overlap,
         "cpu_attention": cpu_attention,
         "revert": revert,
@@ -139,7 +137,7 @@ def build_launch(
     if not engine.disaggregation:
         return launch
     prefill, decode = (replace(launch, boot=_side(boot, side, engine=engine)) for side in ("prefill", "decode"))
-    return replace(prefill, ranks=1, beside=decode)
+    return replace(prefill, ranks=prefill.boot["arguments"]["tp_size"], beside=decode)
 
 
 def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str, Any]:
@@ -155,7 +153,9 @@ def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str,
         own["disable_cuda_graph"] = True
         own["max_total_tokens"] = engine.prefill_side.max_total_tokens
         own["disable_radix_cache"] = not engine.prefill_side.radix_cache
-        if engine.dp_size > 1:  # what is idle beside a hand-over are ranks of the decode side
+        if (
+            engine.dp_size > 1 and "dp_size" not in engine.disaggregation_prefill
+        ):  # what is idle beside a hand-over are ranks of the decode side
             own |= {"tp_size": 1, "dp_size": 1, "enable_dp_attention": False}
             own["max_running_requests"] = engine.max_running_requests
             environment.pop(CORES, None)

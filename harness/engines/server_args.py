@@ -74,7 +74,9 @@ OPTIONS = {
 
 
 #: What would have threads of its own decide in which step something happens.
-NOT_IN_LOCKSTEP = ("hicache_storage_backend", "enable_lmcache", "enable_flexkv")
+NOT_IN_LOCKSTEP = ("enable_lmcache", "enable_flexkv")
+#: Storage that needs no service, and policies that ask no clock; SGLang's default is "timeout".
+STORAGE, PREFETCH = "file", ("wait_complete", "best_effort")
 
 
 def taken(server_args: Mapping[str, Any]) -> Iterator[str]:
@@ -85,6 +87,14 @@ def taken(server_args: Mapping[str, Any]) -> Iterator[str]:
         if name in OURS:
             instead = "leave it out" if OURS[name] == FIXED else f"set {_set_by(OURS[name])}"
             yield f"engine.server_args has {name}, which eaglecheck sets itself\n  {instead}"
+    if (backend := server_args.get("hicache_storage_backend", STORAGE)) != STORAGE:
+        yield f"engine.server_args.hicache_storage_backend is {backend!r}, a service of its own\n  allowed: {STORAGE!r}"
+    policy = server_args.get("hicache_storage_prefetch_policy", "timeout")
+    if "hicache_storage_backend" in server_args and policy not in PREFETCH:
+        yield (
+            f"engine.server_args.hicache_storage_prefetch_policy is {policy!r}, by which the clock decides what a step "
+            f"does\n  allowed: {' or '.join(map(repr, PREFETCH))}"
+        )
 
 
 def _set_by(ours: str) -> str:

@@ -17,7 +17,8 @@ from cases.catalogue import Case
 from cases.families import Family
 from harness.contract.known_issues import ends_boot, issues
 from harness.contract.scenario import EngineConfig, Scenario
-from harness.driving.adapt import Wanted, adapted, refusal, undrawn
+from harness.driving.adapt import Wanted, adapted
+from harness.driving.refusals import refusal, undrawn
 from harness.engines.envs import state
 
 Kind = Literal["case", "fixed", "generated", "mutated"]

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from harness.contract.scenario import Scenario
 from harness.driving.live import LiveEngines
-from harness.driving.progress import RunResult
-from harness.driving.runner import Plan
+from harness.driving.progress import Plan, RunResult
 from harness.search.shrink import Budget, Shrunk, Step, shrink
 from harness.search.tally import FindingTally, roots, tally
 
@@ -44,23 +43,23 @@ def reproducers(
     engines = LiveEngines(
         environment=lambda _version: plan.env,
         default=plan.env.version,
-        device=plan.device,
+        device=plan.setup.device,
         logs=result.folder / "shrinking",
         lease=plan.lease,
         copies=plan.copies,
-        assumed=plan.assumed,
+        assumed=plan.setup.assumed,
         own=plan.own,
-        reference=plan.reference,
+        reference=plan.setup.reference,
     )
 
     def fails(scenario: Scenario) -> frozenset[str]:
-        return roots(engines(scenario, revert=plan.revert, fresh=True).findings)
+        return roots(engines(scenario, revert=plan.setup.revert, fresh=True).findings)
 
     try:
         for found in root_findings(result):
             started(found)
             shrunk = shrink(found.smallest, fails, found.signature, budget=budget, progress=progress)
-            outcome = engines(shrunk.scenario, revert=plan.revert, fresh=True)
+            outcome = engines(shrunk.scenario, revert=plan.setup.revert, fresh=True)
             yield Small(found=found, shrunk=shrunk, folder=outcome.save_reproducer(result.folder))
     finally:
         engines.close()

@@ -138,7 +138,8 @@ class Campaign:
                 self.unsound.append(why)  # whether it would have been killed, nobody knows
                 return Score(mutant=mutant, fate=Fate.NOT_RUN, examples=number, why=why)
             score = judged(mutant, outcome, examples=number)
-            self.unsound += [score.why] if score.fate is Fate.NOT_RUN else []  # its engine was ended from outside
+            lost = score.fate is Fate.NOT_RUN and score.why != NOT_IN_GRAPHS
+            self.unsound += [score.why] if lost else []  # its engine was ended from outside
             if score.fate is not Fate.SURVIVED:
                 break
         return score
@@ -151,11 +152,17 @@ class Campaign:
         self.report(Step(text=text, index=len(self.scores) + 1, total=len(self.mutants)))
 
 
+#: Why a mutant was not asked, though it was armed.
+NOT_IN_GRAPHS = "it never acted: CUDA graphs replay that place and do not hold it; ask it with --disable-cuda-graph"
+
+
 def judged(mutant: Mutant, outcome: ScenarioResult, *, examples: int) -> Score:
     """Killed if the run failed and one of the expected kinds is among what nothing earlier explains."""
     lost = next((why for event in outcome.trace.events if (why := lost_by(event))), "")
     if lost:
         return Score(mutant=mutant, fate=Fate.NOT_RUN, why=lost)
+    if _idle(mutant, outcome) and mutant.replayed and outcome.scenario.engine.cuda_graph:
+        return Score(mutant=mutant, fate=Fate.NOT_RUN, why=NOT_IN_GRAPHS)
     kinds = outcome.verdict.root_kinds
     killed = outcome.verdict.outcome is Outcome.FAIL and bool(set(kinds) & set(mutant.kinds))
     broken = next((event for event in outcome.trace.events if "MutantBroken" in str(event.data.get("error", ""))), None)
@@ -172,9 +179,14 @@ def judged(mutant: Mutant, outcome: ScenarioResult, *, examples: int) -> Score:
     )
 
 
-def _why(mutant: Mutant, outcome: ScenarioResult) -> str:
+def _idle(mutant: Mutant, outcome: ScenarioResult) -> bool:
+    """Whether it says of itself that it never acted."""
     fired = [event.data["fired"] for event in outcome.trace.events if event.data.get("mutant") == mutant.id]
-    if fired and not any(fired):
+    return bool(fired) and not any(fired)
+
+
+def _why(mutant: Mutant, outcome: ScenarioResult) -> str:
+    if _idle(mutant, outcome):
         return f"it never acted in {outcome.scenario.name}"
     if outcome.verdict.outcome is Outcome.FAIL:
         return f"shown only by {', '.join(outcome.verdict.root_kinds)}; expected {' or '.join(mutant.kinds)}"

@@ -117,7 +117,7 @@ class Hunt:
                 alarm = any(ALARM in log.read_text(errors="replace")[size:] for log, size in logs.items())
                 found.canary = bool(found.canary) or alarm
             return self._judge(found, scenario, trace)
-        return found.say(End.ERROR, scenario, why="a new engine would not flush its caches")
+        return found.refused(scenario, "a new engine would not flush its caches")
 
     def _judge(self, found: _Found, scenario: Scenario, trace: Trace) -> None:
         sound = next((one for one in self.sounds if one.scenario.id == scenario.id), None)

@@ -32,6 +32,7 @@ SINCE: dict[str, tuple[tuple[str, str], ...]] = {
     "chunk": (("0.5.13", "before 0.5.13 a chunk's tail is wrong without a mutant (#26329)"),),
     "dp": (("0.5.13", "before 0.5.13 an idle rank was not driven past its crash (F-007), so nothing is sound there"),),
     "paged-tree": (("0.5.13", "before 0.5.13 nothing copies the tail of a prefix in the v2 worker"),),
+    "dp-layers": (("0.5.17", "before 0.5.17 mutants of MTP layers were not tried"),),
     "dp-lm-head": (("0.5.23", "before 0.5.23 mutants beside a DP lm head were not tried"),),
     "coordinated": (("0.5.23", "before 0.5.23 no rank that verifies beside a prefill was tried"),),
     "adaptive": (("0.5.17", "before 0.5.17 a number of steps that changes is not driven"),),
@@ -45,6 +46,7 @@ SINCE: dict[str, tuple[tuple[str, str], ...]] = {
         ),
     ),
     "answers": (("0.5.13", "before 0.5.13 answers leave the scheduler elsewhere"),),
+    "mamba": (("0.5.23", "before 0.5.23 no target with Mamba-2 layers was tried"),),
     "states": (("0.5.17", "before 0.5.17 a verify returns one state a request (F-042), so nothing is sound there"),),
     "tree": (
         ("0.5.13", "before 0.5.13 a tree needs the v1 worker, whose draft extend is wrong without a mutant (F-001)"),

@@ -13,7 +13,8 @@ from cases.families import FAMILIES
 from cases.generation import generate
 from cases.programs import EXERCISES
 from harness.contract.scenario import Scenario
-from harness.driving.adapt import NOTHING, Wanted, adapted, refusal
+from harness.driving.adapt import NOTHING, Wanted, adapted
+from harness.driving.refusals import refusal
 from harness.search.executed import Sound, usable
 from harness.search.fates import Asked, End, Fate, label
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -50,14 +50,15 @@ def _line(place: str, score: Score) -> Text:
     return line.append(f"  {', '.join(score.kinds) if score.fate is Fate.KILLED else score.why}")
 
 
-def render_scoreboard(console: Console, board: Scoreboard) -> None:
+def render_scoreboard(console: Console, board: Scoreboard, *, again: Callable[[str], str]) -> None:
     """The matrix, then each mutant that is not killed, each check that kills nothing, and the verdict.
 
-    Where no mutant ran nobody can have killed any, and there is no matrix.
+    again: the command that asks mutants of these names once more. Where no mutant ran nobody can have killed any, and
+    there is no matrix.
     """
     if any(score.fate is not Fate.NOT_RUN for score in board.scores):
         _matrix(console, board)
-    _complain(console, board)
+    _complain(console, board, again)
     _sum_up(console, board)
 
 
@@ -83,7 +84,7 @@ def _row(names: Sequence[str], score: Score) -> Text:
     return row.append(f" {examples}  text {SAME_TEXT[score.text_identical]:<8} {' '.join(score.kinds)}")
 
 
-def _complain(console: Console, board: Scoreboard) -> None:
+def _complain(console: Console, board: Scoreboard, again: Callable[[str], str]) -> None:
     for what in board.unsound:
         say(console, f"unsound without a mutant: {what}", style="bold")
     reasons: dict[tuple[Fate, str], list[str]] = {}
@@ -94,7 +95,7 @@ def _complain(console: Console, board: Scoreboard) -> None:
         say(console, f"{fate}: {', '.join(ids)}", style=FATES[fate])
         say(console, f"  because: {why}")
         if fate is not Fate.NOT_RUN:
-            say(console, f"  look again:  eaglecheck mutants --engine {board.engine} --only {','.join(ids)}")
+            say(console, f"  look again:  {again(','.join(ids))}")
     for name in board.idle_checks:
         say(console, f"check {name} kills no mutant: it proves nothing; find it one, or remove it", style="bold red")
     for name, why in EXCUSED.items() if board.whole else ():

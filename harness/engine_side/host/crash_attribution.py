@@ -5,8 +5,10 @@ Engine side: standard library only. It must not know what was being looked at.
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from pathlib import Path
+from types import FrameType
 
 HARNESS = Path(__file__).resolve().parents[2]
 #: Our folders and files that do SGLang's work or change it: what fails in a replacement kernel, a mutant or a transfer
@@ -32,8 +34,22 @@ def _watcher(error: BaseException) -> str | None:
         return "transfer backend"
     if "CUDA" in str(error):
         return None
-    files = [Path(frame.filename) for frame in reversed(traceback.extract_tb(error.__traceback__))]
-    inner = next((file for file in files if "/sglang/" in str(file) or HARNESS in file.parents), None)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    files = [Path(frame.f_code.co_filename) for frame in frames]
+    inner = next((file for file in files[::-1] if "/sglang/" in str(file) or HARNESS in file.parents), None)
     if inner is None or HARNESS not in inner.parents or inner.stem in AT_WORK or inner.parent.name in AT_WORK:
         return None
-    return inner.stem
+    return None if isinstance(error, TypeError) and _unfit(frames[-1]) else inner.stem
+
+
+def _unfit(wrapper: FrameType) -> bool:
+    """Whether SGLang called what one of ours wraps in a way in which that cannot be called."""
+    given, code = wrapper.f_locals, wrapper.f_code
+    if not {"original", "args", "kwargs"} <= set(given):
+        return False
+    named = (given[name] for name in code.co_varnames[: code.co_argcount])
+    try:
+        inspect.signature(given["original"]).bind(*named, *given["args"], **given["kwargs"])
+    except TypeError:
+        return True
+    return False

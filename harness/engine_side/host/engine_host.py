@@ -166,6 +166,8 @@ def _run(path: str, prepared: Prepared | None = None) -> None:
     boot, _ = wire.receive(sock)
     held = take_lease(sock, boot)  # its locks are this process's own: they end with it, however it ends
     os.environ.update(boot["environment"])
+    # storage behind a host cache is by default in a folder that all engines of a machine share
+    os.environ["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = str(Path(os.environ["TMPDIR"]) / "hicache")
     os.environ[ENV_SOCKET] = path
     os.environ[ENV_BOOT] = json.dumps(boot)
     os.environ[ENV_PARENT] = str(os.getpid())

@@ -43,6 +43,8 @@ class Gate:
         self.settle: Callable[[], None] = lambda: None
         #: clears what a cache behind the device's keeps of earlier scenarios, before each scenario
         self.forget: Callable[[], None] = lambda: None
+        #: lets that cache see what is done beside the loop, as a step would, before it is flushed
+        self.rest: Callable[[], None] = lambda: None
         self._mutants: ArmedMutants | None = None
         self.retraction = Retraction()
         self._sock, self._recorder, self.scheduler = sock, recorder, scheduler
@@ -183,6 +185,7 @@ class Gate:
         self.retraction.ask(None)
         self.retraction.take()
         forget_retractions(scheduler)
+        self.rest()
         flushed = scheduler.flush_cache()
         self.forget()
         scheduler.chunked_prefill_size = command["chunk"]

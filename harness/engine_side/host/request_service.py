@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from ...both_sides import wire
@@ -71,11 +73,12 @@ async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
         from .logit_processors import pickled
 
         beside["custom_logit_processor"] = pickled(name)
+    generate = _from_embeddings(engine) if beside.pop("input_embeds", False) else engine.async_generate
     if command["sampling"].get("n", 1) > 1:
         _name_samples()
     pieces = list[dict[str, Any]]()
     try:
-        result = await engine.async_generate(
+        result = await generate(
             input_ids=command["prompt"],
             sampling_params=command["sampling"],
             rid=command["rid"],
@@ -95,6 +98,31 @@ async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
         return {"rid": command["rid"], "reason": "error", "error": str(error), "output_ids": [], "cached_tokens": 0}
     ends = [_end(answer, [piece for piece in pieces if piece["index"] == answer["index"]]) for answer in whole]
     return ends[0] if len(ends) == 1 else {"samples": sorted(ends, key=lambda end: end["index"])}
+
+
+def _from_embeddings(engine: Any) -> Callable[..., Awaitable[Any]]:
+    """As `Engine.async_generate`, which takes no embeddings: SGLang's server does, in the same request."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    async def generate(*, input_ids: list[int], **given: Any) -> Any:
+        manager = engine.tokenizer_manager
+        request = GenerateReqInput(input_embeds=_embedded(manager.server_args.model_path, input_ids), **given)
+        return await anext(manager.generate_request(request, None))
+
+    return generate
+
+
+def _embedded(folder: str, prompt: list[int]) -> list[list[float]]:
+    """The checkpoint's own embedding of each token, as whoever has no ids would send them."""
+    from safetensors import safe_open
+
+    for path in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in sorted(file.keys()):
+                if name.endswith("embed_tokens.weight"):
+                    found: list[list[float]] = file.get_tensor(name)[prompt].float().tolist()
+                    return found
+    raise LookupError(f"no embedding in {folder}")
 
 
 def _end(answer: dict[str, Any], pieces: list[dict[str, Any]]) -> dict[str, Any]:
@@ -117,10 +145,13 @@ _SAMPLES: dict[str, int] = {}
 
 
 def _name_samples() -> None:
-    """Of a request `a@1` SGLang makes some with names by chance: they become `a.0@1`, `a.1@1`, … in their order."""
+    """Of a request `a@1` SGLang makes some with names by chance: they become `a.0@1`, `a.1@1`, … in their order.
+
+    0.5.17 asks for names that begin with the request's.
+    """
     request: Any = importlib.import_module("sglang.srt.managers.io_struct").GenerateReqInput
 
-    def regenerate_rid(self: Any) -> str:
+    def regenerate_rid(self: Any, **_prefix: Any) -> str:
         name, _, tag = self.rid.removesuffix("_0").rpartition("@")
         number = _SAMPLES[self.rid] = _SAMPLES.get(self.rid, -1) + 1
         self.rid = f"{name}.{number}@{tag}"

@@ -86,7 +86,7 @@ def _watch_captures(boot: dict[str, Any]) -> GraphProbe:
         from ..mutants.graphs import GraphMutants
 
         probe.mutants = GraphMutants()
-    probe.install(chooser_module=worker, choosers=("select_top_k_tokens", CHAIN_CHOOSER))
+    probe.install(chooser_module=worker, choosers=("select_top_k_tokens", CHAIN_CHOOSER), drafter=release.draft)
     return probe
 
 
@@ -114,9 +114,7 @@ def _install_in(
         probe.hooks.wrap(module, f"Scheduler.{name}", gate.watch_loop)
     if boot["arguments"]["tp_size"] > 1:
         Watchdog(connect(os.environ[ENV_SOCKET]), recorder, ranks=ranks).start()
-    if boot["probe"] == "tokens":
-        probe.install_rounds()
-    elif boot["probe"] == "full":
+    if boot["probe"] == "full":
         probe.install()
         if boot["arguments"]["enable_dp_attention"]:
             DpProbe(probe).install()
@@ -125,7 +123,7 @@ def _install_in(
         if controller := getattr(scheduler.tree_cache, "cache_controller", None):
             host = HostProbe(recorder, controller, probe.attention.rows)
             host.install(probe.hooks, scheduler.tree_cache)
-            gate.settle, gate.forget = host.settle, host.forget
+            gate.settle, gate.forget, gate.rest = host.settle, host.forget, scheduler.tree_cache.check_hicache_events
         gate.make_mutants = lambda: _make_mutants(probe, scheduler, tp_rank=ranks[1])
     hello = {
         "op": "hello",

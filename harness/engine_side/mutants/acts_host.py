@@ -18,7 +18,7 @@ def rows_left_out(scene: Scene, values: Values) -> Values:
     if not _meant(scene, values):
         return {}
     start = scene.page if scene.args.get("rows") == "first" else len(values["host"])
-    return {name: values[name][start:] for name in ("host", "device")}
+    return {name: values[name][start:] for name in ("host", "device") if name in values}
 
 
 @act
@@ -31,3 +31,9 @@ def one_page_off(scene: Scene, values: Values) -> Values:
 def layer_before(scene: Scene, values: Values) -> Values:
     """Each layer loads what the layer before it loads, so that the last one keeps what it had."""
     return {"layer": (values["layer"] - 1).clamp(min=0)} if _meant(scene, values) else {}
+
+
+@act
+def page_before(scene: Scene, values: Values) -> Values:
+    """The page of the host that lies before the one that is meant."""
+    return {"host": (values["host"] - scene.page).clamp(min=0)} if _meant(scene, values) else {}

@@ -188,7 +188,7 @@ def map_twice(scene: Scene, values: Values) -> Values:
     """Offsets added twice, as far as the vocabulary goes."""
     ids = values["map"]
     own = torch.arange(len(ids), dtype=ids.dtype, device=ids.device)
-    return {"map": (2 * ids - own).clamp(max=int(ids.max()))}
+    return {"map": (2 * ids - own).minimum(ids.max())}
 
 
 @act

@@ -11,15 +11,16 @@ must index with slices and numbers, never with lists.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from ...both_sides.mutants import MUTANTS, Mutant
 from . import acts_inputs  # noqa: F401  (makes its acts known)
-from .registry import ACTS, Scene, Share, Values, inputs_of, replaced
+from .registry import ACTS, Scene, Share, Values, inputs_of, mapped, replaced
 
 #: Forward phases that run inside graphs.
 INSIDE = ("DRAFT", "EXTEND", "VERIFY")
@@ -31,7 +32,7 @@ OUTSIDE_ONLY = ("frozen", "restart", "target_guess", "narrow", "feature_missing"
 def inside_graphs(mutant: Mutant) -> bool:
     """Whether a mutant can be captured."""
     return (
-        mutant.site in ("inputs", "choices")
+        mutant.site in ("inputs", "choices", "vocabulary")
         and mutant.act in ACTS
         and mutant.act not in OUTSIDE_ONLY
         and bool(mutant.phases)
@@ -103,6 +104,10 @@ class GraphMutants:
         made = values | self._made("choices", values, phase="DRAFT", step=step, shares=shares_of(len(ids), batch))
         return made["probs"], made["ids"]
 
+    def vocabulary(self, worker: Any) -> AbstractContextManager[None]:
+        """The map that a captured round's steps look their choices up in."""
+        return mapped(worker, partial(self._made, "vocabulary", phase="DRAFT", step=0, shares=[]))
+
     def _made(self, site: str, values: Values, *, phase: str, step: int, shares: list[Share]) -> Values:
         changed: Values = {}
         for number, mutant in enumerate(self.mutants):
@@ -116,7 +121,7 @@ class GraphMutants:
         if mutant.act == "from_before":
             return self._from_before(mutant, values, step=step)
         scene = Scene(args=mutant.args, memory={}, phase=phase, step=step, shares=shares, logits=self.logits)
-        return ACTS[mutant.act](scene, values) if str(mutant.args.get("field")) in values else {}
+        return ACTS[mutant.act](scene, values) if str(mutant.args.get("field", "map")) in values else {}
 
     def _from_before(self, mutant: Mutant, values: Values, *, step: int) -> Values:
         name = str(mutant.args["field"])

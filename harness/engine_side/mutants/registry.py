@@ -117,6 +117,20 @@ def inputs_of(forward_batch: Any) -> Values:
 
 
 @contextmanager
+def mapped(worker: Any, change: Callable[[Values], Values]) -> Iterator[None]:
+    """With what `change` makes of a draft worker's map from draft ids to target ids, where it has one."""
+    own = getattr(worker, "hot_token_id", None)
+    changed = {} if own is None else change({"map": own})
+    if "map" in changed:
+        worker.hot_token_id = changed["map"]
+    try:
+        yield
+    finally:
+        if "map" in changed:
+            worker.hot_token_id = own
+
+
+@contextmanager
 def replaced(forward_batch: Any, changed: Values) -> Iterator[None]:
     """For one forward: afterwards the worker goes on from what it had itself, e.g. positions it advances in place."""
     owners = {name: (forward_batch, attribute) for name, attribute in INPUTS.items()}

@@ -21,7 +21,7 @@ from ..probes.probe import Probe
 from ..probes.verify_probe import mask_of
 from ..probes.window_probe import WINDOW_SLOTS
 from .armed import ArmedMutants, one_each
-from .registry import COUNTS, Share, Values, around, inputs_of, replaced
+from .registry import COUNTS, Share, Values, around, inputs_of, mapped, replaced
 from .sites_answers import AnswerSites
 from .sites_handoff import HandoffSites
 from .sites_host import HostSites
@@ -348,7 +348,8 @@ class Sites:
         return original(i, probs, ids, hidden, scores, topk, *args, **kwargs)
 
     def _candidates(self, original: Original, worker: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._vocabulary(worker):
+        # for one round's steps; the probe reads the worker's own map beside it
+        with mapped(worker, partial(self._mutants.apply, "vocabulary", phase="DRAFT")):
             result = original(worker, *args, **kwargs)
         if not self._mutants.at("candidates", "DRAFT"):
             return result
@@ -356,19 +357,6 @@ class Sites:
         values = dict(zip(names, result[:3], strict=True))
         made = values | self._mutants.apply("candidates", values, phase="DRAFT")
         return (*(made[name] for name in names), *result[3:])
-
-    @contextmanager
-    def _vocabulary(self, worker: Any) -> Iterator[None]:
-        """The map of draft ids for one round's steps; the probe reads the worker's own beside it."""
-        own = getattr(worker, "hot_token_id", None)
-        changed = {} if own is None else self._mutants.apply("vocabulary", {"map": own}, phase="DRAFT")
-        if "map" in changed:
-            worker.hot_token_id = changed["map"]
-        try:
-            yield
-        finally:
-            if "map" in changed:
-                worker.hot_token_id = own
 
     def _prompt_proposals(self, original: Original, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(worker, batch, *args, **kwargs)

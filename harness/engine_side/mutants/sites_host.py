@@ -1,4 +1,4 @@
-"""Where mutants of a hierarchical cache act: what is copied to and from the host, and slots of the host's pool.
+"""Where mutants of a hierarchical cache act: what is copied to and from the host and storage, and the host's slots.
 
 Engine side: standard library, torch and SGLang only. It must leave everything as it is where no mutant acts.
 """
@@ -33,6 +33,8 @@ class HostSites:
         for name, kind in KINDS.items():
             hooks.wrap(sys.modules[name], f"{kind}.backup_from_device_all_layer", around(self._store), innermost=True)
             hooks.wrap(sys.modules[name], f"{kind}.load_to_device_per_layer", around(self._load), innermost=True)
+            hooks.wrap(sys.modules[name], f"{kind}.get_data_page", around(self._write), innermost=True)
+            hooks.wrap(sys.modules[name], f"{kind}.set_from_flat_data_page", around(self._read), innermost=True)
         hooks.wrap(sys.modules[f"{POOLS}.base"], "HostKVCache.alloc", around(self._alloc), innermost=True)
         return hooks.missing[known:]
 
@@ -47,6 +49,19 @@ class HostSites:
         changed = self._mutants.apply("host-load", values | {"layer": torch.tensor(layer)})
         where = changed.get("host", slots), changed.get("device", device), int(changed.get("layer", layer))
         return original(host, pool, *where, *args, **kwargs)
+
+    def _write(self, original: Original, host: Any, first: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(host, self._page("storage-write", host, first)[0], *args, **kwargs)
+
+    def _read(self, original: Original, host: Any, first: Any, page: Any) -> None:
+        for slot in self._page("storage-read", host, first):
+            original(host, slot, page)
+
+    def _page(self, site: str, host: Any, first: Any) -> list[int]:
+        """Where a page of a host's pool begins, by whom it is written or read; none for a page that is not read."""
+        values = {"host": torch.tensor([int(first)]), "draft": torch.tensor(host.device_pool is not self._target)}
+        slots: list[int] = self._mutants.apply(site, values).get("host", values["host"]).tolist()
+        return slots
 
     def _alloc(self, original: Original, host: Any, *args: Any, **kwargs: Any) -> Any:
         slots = original(host, *args, **kwargs)

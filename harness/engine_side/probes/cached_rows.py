@@ -10,6 +10,8 @@ moved or arrives does, must be told of by `lost`, or it would look like damage.
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import torch
 
 
@@ -17,13 +19,12 @@ class CachedRows:
     """Of each layer's buffer, by where it lies in memory: the bits of its rows, and which of these are known."""
 
     def __init__(self) -> None:
-        self._bits: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        #: the same of what was copied to the host
-        self._host: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        #: on the device, and of what was copied to the host and to storage behind it
+        self._held: dict[str, dict[int, tuple[torch.Tensor, torch.Tensor]]] = defaultdict(dict)
 
     def forget(self) -> None:
         """Nothing is known any more: another scenario begins."""
-        self._bits, self._host = {}, {}
+        self._held.clear()
 
     def changed(
         self, buffers: tuple[torch.Tensor, torch.Tensor], written: torch.Tensor, read: torch.Tensor
@@ -45,29 +46,22 @@ class CachedRows:
         """Somebody else may write here before they are read."""
         self._of(buffers)[1][slots] = False
 
-    def stored(self, host: torch.Tensor, device: torch.Tensor) -> None:
-        """Rows of every layer that is known are copied to the host, int64 [w] each."""
-        for place, (bits, known) in self._bits.items():
-            own = self._host.get(place)
-            if own is None or int(host.max()) >= len(own[0]):
-                size = int(host.max()) + 1
-                more = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.bool)
-                if own is not None:
-                    more[0][: len(own[0])], more[1][: len(own[1])] = own
-                own = self._host[place] = more
-            own[0][host], own[1][host] = bits[device], known[device]
-
-    def loaded(self, host: torch.Tensor, device: torch.Tensor) -> None:
-        """The opposite: on the device is what the host had been given."""
-        for place, (bits, known) in self._host.items():
-            own = self._bits[place]
-            own[0][device], own[1][device] = bits[host], known[host]
+    def copied(self, source: str, rows: torch.Tensor, target: str, to: torch.Tensor) -> None:
+        """Rows of every layer, int64 [w], went from "device", "host" or "storage" to another of them."""
+        for place, (bits, known) in self._held[source].items() if len(to) else ():
+            own = self._held[target].get(place, (bits[:0], known[:0]))
+            if (more := int(to.max()) + 1 - len(own[0])) > 0:
+                own = torch.cat([own[0], bits.new_zeros(more)]), torch.cat([own[1], known.new_zeros(more)])
+            self._held[target][place] = own
+            there = rows < len(bits)
+            own[1][to] = False  # of what never went to the source nothing is known
+            own[0][to[there]], own[1][to[there]] = bits[rows[there]], known[rows[there]]
 
     def _of(self, buffers: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         place, size = buffers[0].data_ptr(), len(_rows(buffers[0]))
-        if place not in self._bits:
-            self._bits[place] = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.bool)
-        return self._bits[place]
+        if place not in self._held["device"]:
+            self._held["device"][place] = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.bool)
+        return self._held["device"][place]
 
 
 def _rows(buffer: torch.Tensor) -> torch.Tensor:

@@ -62,10 +62,11 @@ class GraphProbe:
         self._arena: Arena | None = None
         self._captured: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
 
-    def install(self, *, chooser_module: types.ModuleType, choosers: Sequence[str]) -> None:
+    def install(self, *, chooser_module: types.ModuleType, choosers: Sequence[str], drafter: str = "") -> None:
         """Call before any graph is captured and after SGLang edited its own sources (its revert switch).
 
         choosers: functions of the worker's module that are shown, or return, what was chosen from a draft forward.
+        drafter: the worker there that has `draft_forward`.
         """
         cuda = sys.modules["torch.cuda"]
         self.hooks.wrap(cuda, "CUDAGraph.capture_begin", self._capture_begin)
@@ -77,6 +78,8 @@ class GraphProbe:
             if hasattr(chooser_module, name):
                 make = self._shown if name == "select_top_k_tokens" else self._returned
                 self.hooks.wrap(chooser_module, name, make)
+        if self.mutants is not None and hasattr(getattr(chooser_module, drafter, None), "draft_forward"):
+            self.hooks.wrap(chooser_module, f"{drafter}.draft_forward", self._drafts)
 
     @property
     def captured(self) -> list[CapturedGraph]:
@@ -172,6 +175,15 @@ class GraphProbe:
         if self.mutants is None:
             return nullcontext((input_ids, positions))
         return self.mutants.inputs(input_ids, positions, forward_batch, is_draft=is_draft, step=captured.forwards)
+
+    def _drafts(self, original: Original) -> Original:
+        """All steps of a round, which look their choices up in the worker's map of draft ids."""
+
+        def draft_forward(worker: Any, *args: Any, **kwargs: Any) -> Any:
+            with nullcontext() if self._open is None else self.mutants.vocabulary(worker):
+                return original(worker, *args, **kwargs)
+
+        return draft_forward
 
     def _shown(self, original: Original) -> Original:
         """A function that is given what the forward before it led to: (step, probabilities, ids, ...)."""

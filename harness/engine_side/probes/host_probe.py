@@ -10,7 +10,6 @@ waits for the device.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from ..hooks import HookRegistry
 from .cached_rows import CachedRows
 from .recorder import Recorder, plain_rid
+from .storage_probe import StorageProbe, wrap_method
 
 Original = Callable[..., Any]
 #: Method of the controller that begins copying -> the queue of what is to be copied, and what that does.
@@ -32,17 +32,22 @@ class HostProbe:
         self._recorder, self._controller, self._rows = recorder, controller, rows
         #: whom an operation in the queue loads for
         self._loads_for: dict[int, str] = {}
+        self._storage: StorageProbe | None = None
 
     def install(self, hooks: HookRegistry, tree: Any) -> None:
         """Wrap the controller, and where its prefix cache loads for a request."""
         for method, (queue, what) in COPIES.items():
-            _wrap(hooks, self._controller, method, self._copies(queue, what))
-        _wrap(hooks, tree, "init_load_back", self._loads)
+            wrap_method(hooks, self._controller, method, self._copies(queue, what))
+        wrap_method(hooks, tree, "init_load_back", self._loads)
+        if getattr(self._controller, "enable_storage", False):
+            self._storage = StorageProbe(self._recorder, self._controller, tree, self._rows)
+            self._storage.install(hooks)
 
-    @staticmethod
-    def settle() -> None:
+    def settle(self) -> None:
         """Wait until everything that was begun is done, copies too."""
         torch.get_device_module().synchronize()
+        if self._storage is not None:
+            self._storage.settle()
 
     def forget(self) -> None:
         """Zero every row on the host: none is in use, and rows of an earlier text would hide that a copy left some out.
@@ -55,6 +60,8 @@ class HostProbe:
             buffers = getattr(pool, "kv_buffer", ())
             for buffer in (buffers,) if isinstance(buffers, torch.Tensor) else buffers:
                 buffer.zero_()
+        if self._storage is not None:
+            self._storage.forget()
 
     def _loads(self, original: Original) -> Original:
         def init_load_back(tree: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -82,12 +89,7 @@ class HostProbe:
     def _copied(self, operation: Any, what: str, rid: str) -> None:
         host, device = operation.host_indices.cpu().long(), operation.device_indices.cpu().long()
         if self._rows is not None:
-            (self._rows.stored if what == "stored" else self._rows.loaded)(host, device)
+            ways = ("device", device, "host", host) if what == "stored" else ("host", host, "device", device)
+            self._rows.copied(*ways)
         message = {"ev": "host", "what": what, "rid": rid, "host": host.tolist(), "device": device.tolist()}
         self._recorder.put_before(message)
-
-
-def _wrap(hooks: HookRegistry, owner: Any, method: str, make: Callable[[Original], Original]) -> None:
-    """Wrap a method on the class of `owner` that defines it."""
-    defined = next(one for one in type(owner).__mro__ if method in vars(one))
-    hooks.wrap(sys.modules[defined.__module__], f"{defined.__name__}.{method}", make)

@@ -73,7 +73,7 @@ class Probe:
         module = sys.modules[release.worker_module]
         runner = sys.modules["sglang.srt.model_executor.model_runner"]
         wrap = self.hooks.wrap
-        self.install_rounds()
+        wrap(module, f"{release.worker}.forward_batch_generation", self._round)
         wrap(module, f"{release.draft}.draft", self._draft)
         if self._adaptive:  # a round without steps verifies the last token alone
             wrap(module, f"{release.worker}.{TRIVIAL_VERIFY}", self._draft)
@@ -92,13 +92,6 @@ class Probe:
             self.graphs.on_replay = self._replayed
             self.graphs.on_eager = self._take_given
             self.graphs.before_replay = self.recorder.before_replay
-
-    def install_rounds(self) -> None:
-        """Only which batches ran and what they committed: the token level."""
-        release = self.release
-        module = sys.modules[release.worker_module]
-        self.hooks.wrap(module, f"{release.worker}.forward_batch_generation", self._round)
-        self._verify.install_accepts()
 
     # -- rounds ------------------------------------------------------------------------------------------------
 

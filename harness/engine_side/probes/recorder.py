@@ -39,11 +39,14 @@ def ints(tensor: torch.Tensor) -> np.ndarray:
 
 @dataclass(slots=True)
 class _Life:
-    """How far one request has come, to separate a restart (retraction) from a next chunk."""
+    """How far one request has come, to separate a restart (retraction) from a next chunk.
+
+    whole: all of its prompt was read. A cache may give all of that to a request that was taken back before it decoded.
+    """
 
     attempt: int = 0
     reached: int = -1
-    decoding: bool = False
+    whole: bool = False
 
 
 class Recorder:
@@ -120,7 +123,8 @@ class Recorder:
         prompts, each by its last token.
         """
         names, given = list(rids), starts if isinstance(starts, Copy) else list(starts)
-        attempts = self._attempts(mode, names, given, decoding)
+        read = [True] * len(names) if final is None else list(final)
+        attempts = self._attempts(mode, names, given, read, decoding)
         current = self.round = Round(
             self._rounds,
             self.scheduler_step,
@@ -128,7 +132,7 @@ class Recorder:
             names,
             given,
             [0] * len(names) if lens is None else list(lens),
-            [True] * len(names) if final is None else list(final),
+            read,
             attempts,
             layouts=self._layouts,
             staging=self.staging,
@@ -139,25 +143,28 @@ class Recorder:
         self._between = []
         return current
 
-    def _attempts(self, mode: str, rids: list[str], starts: list[int] | Copy, decoding: Sequence[str]) -> list[int]:
+    def _attempts(
+        self, mode: str, rids: list[str], starts: list[int] | Copy, final: list[bool], decoding: Sequence[str]
+    ) -> list[int]:
         """How often each request had begun anew. A decode of the requests of the decode before it begins nothing."""
         before = self._decoding
         if mode == "DECODE" and before is not None and before[0] == rids:
             return before[1]
         known = [-1] * len(rids) if isinstance(starts, Copy) else starts
         modes = ["DECODE" if rid in decoding else mode for rid in rids]
-        attempts = [self._advance(*one) for one in zip(rids, modes, known, strict=True)]
+        attempts = [self._advance(*one) for one in zip(rids, modes, known, final, strict=True)]
         self._decoding = (rids, attempts) if mode == "DECODE" else None
         return attempts
 
-    def _advance(self, rid: str, mode: str, start: int) -> int:
+    def _advance(self, rid: str, mode: str, start: int, final: bool) -> int:
         life = self._lives.setdefault(rid, _Life())
         handed = mode == "PREBUILT"  # by another engine, whole
-        if (handed or mode == "PREFILL") and life.reached >= 0 and (handed or life.decoding or start != life.reached):
+        if (handed or mode == "PREFILL") and life.reached >= 0 and (handed or life.whole or start != life.reached):
             life.attempt += 1
-            life.decoding = False
+        if handed or mode == "PREFILL":
+            life.whole = final
         if mode == "DECODE":
-            life.decoding, life.reached = True, max(0, life.reached)
+            life.whole, life.reached = True, max(0, life.reached)
         return life.attempt
 
     def close_round(self) -> None:

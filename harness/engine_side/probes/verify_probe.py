@@ -37,8 +37,12 @@ class VerifyProbe:
         self._recorder, self._release, self._hooks = recorder, release, hooks
 
     def install(self) -> None:
-        """What only the full level looks at; call after the worker modules were imported."""
+        """Call after the worker modules were imported."""
         release = self._release
+        if release.sample is None:
+            self._hooks.wrap(sys.modules[release.worker_module], f"{release.worker}.verify", self._verify_v1)
+        else:
+            self._hooks.wrap(sys.modules[release.sample[0]], release.sample[1], self._sample)
         for owner, name in sampled_walks(release):
             self._hooks.wrap(owner, name, self._uniforms)
         pages = sys.modules.get(release.sample[0]) if release.sample else None
@@ -66,14 +70,6 @@ class VerifyProbe:
             return result
 
         return update
-
-    def install_accepts(self) -> None:
-        """Which tokens were committed."""
-        release = self._release
-        if release.sample is None:
-            self._hooks.wrap(sys.modules[release.worker_module], f"{release.worker}.verify", self._verify_v1)
-        else:
-            self._hooks.wrap(sys.modules[release.sample[0]], release.sample[1], self._sample)
 
     def _sample(self, original: Original) -> Original:
         # Layers without CUDA graphs move their inputs up in place, by a kernel that PyTorch does not see writing, and

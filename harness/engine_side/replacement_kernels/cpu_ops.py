@@ -8,6 +8,7 @@ indices, positions and masks stay SGLang's.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.abc
 import importlib.machinery
 import inspect
@@ -348,6 +349,24 @@ class CpuOps:
         self._note(
             f"{module.__name__}.{argument}", "remap", "none", "how many rows a block has; a CPU is one processor"
         )
+
+    def _patch_portable_conv(self, module: types.ModuleType, argument: str) -> None:
+        """The convolution of Mamba-2 layers, which SGLang imports on named devices only; `argument`: where it is."""
+        portable = importlib.import_module(argument)
+        for name in ("causal_conv1d_fn", "causal_conv1d_update"):
+            for said in (name, f"{name}_triton"):
+                setattr(module, said, getattr(portable, name))
+            self._note(f"{module.__name__}.{name}", "flag", "none", "SGLang's own Triton kernel, interpreted")
+
+    def _patch_untuned(self, module: types.ModuleType, argument: str) -> None:
+        """SGLang's own Triton kernels in package `argument`, interpreted: with one of the tile sizes that they choose
+        from by timing, which wants a GPU, and without naming the device that they start on."""
+        for name, part in list(sys.modules.items()):
+            for kernel in vars(part).values() if name.startswith(argument) else ():
+                if type(kernel).__name__ == "Autotuner":
+                    kernel.configs = kernel.configs[-1:]
+        torch.cpu.device = lambda _index: nullcontext()  # type: ignore[attr-defined]
+        self._note(argument, "flag", "none", "one size of tiles, on the only device there is")
 
     def _patch_record_stream(self, module: types.ModuleType, argument: str) -> None:
         torch.Tensor.record_stream = lambda *_a, **_k: None  # type: ignore[method-assign]

@@ -36,13 +36,15 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
     poll = conn.KVPoll
 
     class Manager(conn.BaseKVManager):
-        """What is known of the other side: one prefill engine with one rank."""
+        """What is known of the other side: one prefill engine, whose rank of the same number it meets."""
 
         #: 0.5.23 keeps what an aborted request was to be written to until nobody can write there any more.
         enable_deferred_decode_kv_release = supports_deferred_decode_kv_release = True
 
         def __init__(self, args: Any, mode: Any, server_args: Any, is_mla_backend: bool = False) -> None:
             self.kv_args = args
+            # of those that share a request; a prefill side counts all ranks
+            self.rank = args.engine_rank % (server_args.tp_size // (server_args.dp_size or 1))
             self.disaggregation_mode = mode
             self.prefill_info_table = _AnyAddress()
             self.req_to_decode_prefix_len: dict[int, int] = {}
@@ -102,7 +104,7 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
 
         def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **kwargs: Any) -> None:
             self.kv_mgr, self.bootstrap_room = mgr, bootstrap_room
-            self.room = Room(folder, bootstrap_room)
+            self.room = Room(folder, bootstrap_room, mgr.rank)
             self.pages = self.sent = self.number = 0
             self.row = -1
             self.done = False
@@ -156,7 +158,7 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
 
         def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int | None = None, **kwargs: Any) -> None:
             self.kv_mgr, self.bootstrap_room = mgr, bootstrap_room
-            self.room = Room(folder, bootstrap_room or 0)
+            self.room = Room(folder, bootstrap_room or 0, mgr.rank)
             self.require_staging = self.ready = False
             self.bootstrap_infos: list[Any] = []
             self.want: Want | None = None
@@ -222,7 +224,7 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
 
 
 class _AnyAddress:
-    """Whatever address is asked for: one prefill engine without ranks."""
+    """Whatever address is asked for: one prefill engine without DP ranks."""
 
     def get(self, address: str, default: Any = None) -> Any:
         return types.SimpleNamespace(dp_size=1, follow_bootstrap_room=True)

@@ -75,10 +75,10 @@ class Want:
 
 
 class Room:
-    """One request's corner of the folder. Files appear whole: written under another name and renamed."""
+    """A request's corner of the folder, one a rank. Files appear whole: written under another name and renamed."""
 
-    def __init__(self, root: str, room: int) -> None:
-        self.number, self._folder = room, Path(root, str(room))
+    def __init__(self, root: str, room: int, rank: int) -> None:
+        self.number, self._folder = room, Path(root, f"{room}-{rank}")
         self._folder.mkdir(parents=True, exist_ok=True)
 
     def ask(self, want: Want) -> None:

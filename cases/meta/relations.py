@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cases.boots import Boot
 from cases.generation import build
 from cases.kit import Kit, shortest_life
-from cases.related import RelationResult, compare
+from cases.meta.related import RelationResult, compare
 from cases.timeline import inserted
 from harness.contract.batches import leading_rounds, parts_of
 from harness.contract.scenario import Op, Scenario

@@ -1,6 +1,6 @@
 """How far the reference is from Hugging Face, for every architecture that both compute: the table of docs/evidence.
 
-    python -m benchmarks.architectures
+    python -m cases.meta.architectures
 
 Random tiny checkpoints over the switches of each family (see cases.meta.published); weights and both computations are
 float64, and what Hugging Face does in float32 inside is in the difference.

@@ -1,0 +1,49 @@
+"""Which of a release's models can have a draft, by its sources."""
+
+import pytest
+
+from harness.engines.served_models import cannot_be_drafted_for
+
+BOTH = "def get_embed_and_head(self): ...\n    def set_eagle3_layers_to_capture(self, ids=None): ..."
+SOURCES = {
+    "llama": f"class LlamaForCausalLM(nn.Module):\n    {BOTH}\n",
+    "phi": "from .llama import LlamaForCausalLM\nclass PhiForCausalLM(LlamaForCausalLM):\n    pass\n",
+    "hybrid": "class HybridForCausalLM(nn.Module):\n    def get_embed_and_head(self): ...\n",
+    "kimi": "class KimiLinearForCausalLM(nn.Module):\n    def forward(self): ...\n",
+    "made": "class MadeForCausalLM(nn.Module):\n    get_embed_and_head = set_eagle3_layers_to_capture = given\n",
+    "asks": "class AsksForCausalLM(nn.Module):\n    def __getattr__(self, name): ...\n",
+    "else": "class ElseForCausalLM(somewhere.Model):\n    pass\n",
+}
+
+
+@pytest.fixture
+def package(tmp_path):
+    (tmp_path / "srt" / "models").mkdir(parents=True)
+    for name, source in SOURCES.items():
+        (tmp_path / "srt" / "models" / f"{name}.py").write_text(source)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "eagle", "eagle3"),
+    [
+        ("Llama", "", ""),
+        ("Phi", "", ""),
+        ("Hybrid", "", "set_eagle3_layers_to_capture"),
+        ("KimiLinear", "get_embed_and_head", "get_embed_and_head"),
+        ("Made", "", ""),
+        ("Asks", "", ""),
+        ("Else", "", ""),
+        ("Unknown", "", ""),
+    ],
+)
+def test_a_class_that_lacks_what_drafts_ask_for_is_named_and_nothing_is_said_where_sources_do_not(
+    package, name, eagle, eagle3
+):
+    for algorithm, missing in (("EAGLE", eagle), ("EAGLE3", eagle3), ("MTP", "")):
+        why = cannot_be_drafted_for(f"{name}ForCausalLM", algorithm, version="0.5.23", package=package)
+        assert (f"its class has no {missing}," in why) if missing else not why
+
+
+def test_nothing_is_said_of_a_release_whose_sources_are_not_here():
+    assert not cannot_be_drafted_for("KimiLinearForCausalLM", "EAGLE", version="0.5.23", package=None)

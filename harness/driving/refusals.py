@@ -1,0 +1,319 @@
+"""Why a scenario is not driven: what a release does not do, and what neither a reference nor a witness follows.
+
+Each function says it with what to do instead, and nothing where there is no reason. It must not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from packaging.version import Version
+
+from cases.checkpoints import CHAINED, DRAFT_LAYERS
+from harness.contract.known_issues import issues
+from harness.contract.requests import CUTTING
+from harness.contract.scenario import BFLOAT16, EngineConfig, Scenario, SpecConfig
+from harness.contract.usage import UsageError
+from harness.driving.own_pair import OwnPair
+from harness.engines.envs import EngineEnv
+from harness.engines.launch import BACKENDS, DTYPES
+from harness.engines.server_args import not_there
+
+#: Before it, the v2 worker runs under overlap scheduling only, and trees on the v1 worker only.
+FIRST_V2_ONLY = Version("0.5.13")
+#: The first releases with `speculative_use_rejection_sampling`, and with it for multi-layer MTP, by reading.
+FIRST_WITH_REJECTION, FIRST_WITH_LAYERED_REJECTION = Version("0.5.14"), Version("0.5.16")
+#: The first release that mixes prompt chunks and requests that speculate, by reading.
+FIRST_MIXED = Version("0.5.19")
+#: The first release that was tried with drawn drafts and a hand-over; 0.5.17 lacks what they need, by reading.
+FIRST_WITH_HANDED_REJECTION = Version("0.5.23")
+#: The first release that takes adapters for a target beside EAGLE.
+FIRST_WITH_LORA = Version("0.5.19")
+#: The first release that is known to change the number of steps while it serves, zero included.
+FIRST_ADAPTIVE = Version("0.5.17")
+#: Settings, and pairs of ours on a device, that were first driven on these; earlier ones end at their boot.
+FIRST_WITH_HOST_CACHE = Version("0.5.17")
+FIRST_WITH_PAIR = {
+    ("hybrid-tiny", "cpu"): Version("0.5.23"),
+    ("hybrid-tiny", "cuda"): Version("0.5.17"),
+    **{(name, device): Version("0.5.23") for name in ("hybrid-dense", "hybrid-mamba") for device in BACKENDS},
+}
+#: Types of models -> our pair of that kind.
+OURS_OF_TYPE = {"qwen3_next": "hybrid-tiny", "qwen3_5_text": "hybrid-dense"}
+#: The first release that is known to let DP ranks verify beside a prefill; 0.5.18 to 0.5.22 were not tried.
+FIRST_COORDINATED = Version("0.5.23")
+#: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
+LAST_WITHOUT_DECODE_CACHE = Version("0.5.17")
+#: Up to here the kernel that lays out pages (alloc_extend) takes powers of two only, as it still does on a GPU; what
+#: lies between this and 0.5.23, which has another way on a CPU, was not tried.
+LAST_WITH_POWERS = Version("0.5.17")
+#: From here on a decode side whose requests are all taken back has the prompts read again on the prefill side, by
+#: reading of 0.5.15 (which lacks it) and 0.5.16 (which has it); seen on 0.5.17 and 0.5.23.
+FIRST_WITH_RECOMPUTE = Version("0.5.16")
+#: Up to here new weights are those of the target, or of both by one list; 0.5.23 takes those of a draft alone, and what
+#: lies between was not tried.
+LAST_WITHOUT_DRAFT_UPDATES = Version("0.5.17")
+#: Before it nothing of a hand-over is asked of the algorithm; before 0.5.12 there is no registry at all.
+FIRST_ASKING_PLUGINS = Version("0.5.13")
+
+
+#: Arguments of SGLang's that change what a row of the target or the draft holds, and that only a witness has too.
+CHANGING = frozenset(
+    (
+        *("speculative_draft_window_size", "speculative_draft_sink_size", "speculative_draft_model_quantization"),
+        *("speculative_draft_kv_cache_dtype", "speculative_draft_load_format", "quantization", "kv_cache_dtype"),
+        *("load_format", "model_impl", "torchao_config", "json_model_override_args", "quantization_param_path"),
+    )
+)
+
+
+def check_possible(
+    scenarios: Sequence[Scenario], *, version: str, device: str = "cpu", files: Sequence[Path | None] = ()
+) -> None:
+    """UsageError for the first scenario that this release refuses, or would run otherwise than asked.
+
+    files: where the user wrote each of them, as for `called`.
+    """
+    for scenario, file in zip_longest(scenarios, files[: len(scenarios)]):
+        if why := refusal(scenario, version=version, device=device):
+            raise UsageError(f"{called(scenario, file)}: {why}")
+
+
+def called(scenario: Scenario, file: Path | None) -> str:
+    """What a message calls a scenario; file: where the user wrote it, None for one of ours."""
+    return f"scenario {scenario.name!r}" + (f" of {file}" if file is not None else "")
+
+
+def refusal(scenario: Scenario, *, version: str, device: str) -> str:
+    """Why the scenario is not driven there, with what to do instead; empty if it is."""
+    return (
+        impossible(scenario.spec, scenario.engine, version=version, device=device)
+        or too_old(scenario, version=version, device=device)
+        or too_deep(scenario)
+        or unfollowed(scenario, version=version)
+        or unserved(scenario, version=version)
+    )
+
+
+def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: str = "cpu") -> str:
+    """Why SGLang `version` does not run this, with what to do instead; empty if it does."""
+    if device == "cpu" and engine.dtype not in DTYPES[device]:
+        return (
+            f"engine.dtype is {engine.dtype!r}, which kernels on a CPU do not compute in here\n"
+            f"  allowed: {', '.join(DTYPES[device])}, or add  --device cuda"
+        )
+    old = Version(version) < FIRST_V2_ONLY
+    if old and spec.eagle_topk > 1 and engine.overlap_schedule:
+        return (
+            f"spec.eagle_topk is {spec.eagle_topk} with engine.overlap_schedule on, "
+            f"and SGLang {version} runs trees without overlap only\n"
+            f"  allowed: --disable-overlap-schedule, spec.eagle_topk 1, or a release from {FIRST_V2_ONLY} on"
+        )
+    if old and spec.eagle_topk > 1 and engine.page_size > 1 and engine.attention_backend != "flashinfer":
+        return (
+            f"spec.eagle_topk is {spec.eagle_topk} with engine.page_size {engine.page_size} "
+            f"on {engine.attention_backend}, which SGLang {version} refuses\n"
+            f"  allowed: --page-size 1, --attention-backend flashinfer, or a release from {FIRST_V2_ONLY} on"
+        )
+    if engine.page_size & (engine.page_size - 1) and (device != "cpu" or Version(version) <= LAST_WITH_POWERS):
+        return (
+            f"engine.page_size is {engine.page_size}, and SGLang {version} "
+            f"lays out pages of a power of two on {device}\n"
+            f"  allowed: {', '.join(str(2**power) for power in range(10))}"
+        )
+    if engine.enable_mixed_chunk and (Version(version) < FIRST_MIXED or spec.algorithm == "MTP"):
+        return (
+            f"engine.enable_mixed_chunk is on, which SGLang {version} switches off where it speculates by "
+            f"{spec.algorithm}\n  allowed: engine.enable_mixed_chunk false, or EAGLE or EAGLE3 on a release from "
+            f"{FIRST_MIXED} on"
+        )
+    if engine.dp_spec_prefill_coordination and (Version(version) < FIRST_COORDINATED or spec.algorithm == "MTP"):
+        return (
+            f"engine.dp_spec_prefill_coordination is on, which SGLang {version} does not have for {spec.algorithm} (DP "
+            "spec/prefill coordination requires single-layer EAGLE, EAGLE3 or DSPARK)\n  allowed: leave it out, or "
+            f"EAGLE or EAGLE3 on a release from {FIRST_COORDINATED} on"
+        )
+    if engine.lora_paths and Version(version) < FIRST_WITH_LORA:
+        return (
+            f"engine.lora_paths is set, and SGLang {version} says: Currently LoRA is only compatible with NGRAM "
+            f"speculative decoding\n  allowed: leave it out, or a release from {FIRST_WITH_LORA} on"
+        )
+    if spec.adaptive is not None and Version(version) < FIRST_ADAPTIVE:
+        return (
+            f"spec.adaptive is set, and it is not driven on SGLang {version}\n"
+            f"  allowed: leave spec.adaptive out, or a release from {FIRST_ADAPTIVE} on"
+        )
+    if engine.server_args.get("enable_hierarchical_cache") and Version(version) < FIRST_WITH_HOST_CACHE:
+        return (
+            f"engine.server_args has enable_hierarchical_cache, and it is not driven on SGLang {version}\n"
+            f"  allowed: leave it out, or a release from {FIRST_WITH_HOST_CACHE} on"
+        )
+    drawing = FIRST_WITH_LAYERED_REJECTION if spec.algorithm == "MTP" else FIRST_WITH_REJECTION
+    drawing = FIRST_WITH_HANDED_REJECTION if engine.disaggregation else drawing
+    if engine.rejection_sampling and Version(version) < drawing:
+        return (
+            f"engine.rejection_sampling is on, and SGLang {version} cannot draw such drafts\n"
+            f"  allowed: engine.rejection_sampling false, or a release from {drawing} on"
+        )
+    if engine.disaggregation_decode_radix_cache and Version(version) <= LAST_WITHOUT_DECODE_CACHE:
+        return (
+            f"engine.disaggregation_decode_radix_cache is on, which SGLang {version} refuses beside speculation\n"
+            "  allowed: engine.disaggregation_decode_radix_cache false, or a newer release such as 0.5.23"
+        )
+    if spec.plugin and Version(version) < FIRST_ASKING_PLUGINS:
+        return (
+            f"spec.plugin is {spec.plugin!r}, and SGLang {version} asks no plugin's algorithm for a draft input\n"
+            f"  allowed: a release from {FIRST_ASKING_PLUGINS} on, or leave spec.plugin out"
+        )
+    return ""
+
+
+def too_old(scenario: Scenario, *, version: str, device: str) -> str:
+    """Why a release does not serve one of our pairs there; empty if it does, or it is none of ours."""
+    first = FIRST_WITH_PAIR.get((scenario.checkpoint, device))
+    if first is None or Version(version) >= first:
+        return ""
+    return (
+        f"checkpoint is {scenario.checkpoint!r}, which is not driven on SGLang {version} on {device}\n"
+        f"  allowed: another checkpoint, or a release from {first} on"
+    )
+
+
+def pair_too_old(own: OwnPair, *, version: str, device: str) -> str:
+    """The same for a pair of the user's, of a kind that there is one of ours of."""
+    kind = str(own.target.of_text("model_type"))
+    first = FIRST_WITH_PAIR.get((OURS_OF_TYPE.get(kind, ""), device))
+    if first is None or Version(version) >= first:
+        return ""
+    return (
+        f"--target {own.target.folder}: model_type is {kind!r} in config.json, which is not driven on SGLang {version} "
+        f"on {device}\n  allowed: a release from {first} on"
+    )
+
+
+def too_deep(scenario: Scenario) -> str:
+    """Why one of our pairs cannot draft so many steps; empty if it can, or is none of ours."""
+    most = DRAFT_LAYERS.get(scenario.checkpoint)
+    if most is None or scenario.spec.num_steps <= most:
+        return ""
+    return (
+        f"spec.num_steps is {scenario.spec.num_steps}, "
+        f"and each step needs a layer of its own in {scenario.checkpoint!r}\n"
+        f"  allowed: 1 to {most}"
+    )
+
+
+def unfollowed(scenario: Scenario, *, version: str) -> str:
+    """Why the reference has no answer to what SGLang `version` does there, with what to do instead; empty if it has.
+
+    In CUDA graphs some releases run MTP rows once more (F-020). The reference follows that for layers that read the
+    target.
+    """
+    refused = issues()["F-020"].releases
+    if scenario.engine.cuda_graph and scenario.checkpoint in CHAINED and refused.has(version):
+        return (
+            f"the layers of {scenario.checkpoint!r} read each other's output, and in CUDA graphs SGLang {version} runs "
+            "some of their rows once more, which the reference does not follow\n"
+            f"  allowed: --disable-cuda-graph, or a release behind {refused.last}"
+        )
+    return ""
+
+
+def unserved(scenario: Scenario, *, version: str) -> str:
+    """Why this release, or what stands in for the network between two engines, does not serve the script; else ""."""
+    if Version(version) <= LAST_WITHOUT_DRAFT_UPDATES and any(
+        (op.kind, op.source, op.selector) == ("update", "tensor", "draft") for op in scenario.script
+    ):
+        return (
+            f"op 'update' of the draft alone, which SGLang {version} does not have\n"
+            "  allowed: selector target or all, or a newer release such as 0.5.23; or other scenarios, by --scenario"
+        )
+    taken_back = any(op.kind == "retract" and op.everybody for op in scenario.script)
+    if scenario.engine.disaggregation and taken_back and Version(version) >= FIRST_WITH_RECOMPUTE:
+        return (
+            f"op 'retract' with engine.disaggregation, of every request: SGLang {version} "
+            f"then has prompts read again on the prefill side, which the "
+            "transfers of this version do not serve\n"
+            "  allowed: rids of op 'retract', which the decode side takes back by itself as when its pool runs out; "
+            f"engine.disaggregation false; or a release before {FIRST_WITH_RECOMPUTE}"
+        )
+    return ""
+
+
+def undrawn(scenario: Scenario, env: EngineEnv, *, device: str) -> str:
+    """Why this release, as it was unpacked, cannot draw tokens that are asked for; empty if it can.
+
+    On a GPU it cuts by `top_k`, which greedy requests set for a whole batch, and draws from the target's distribution
+    by flashinfer's kernels; rejection sampling alone is its own. Grammars are xgrammar's, of which a bundle has a stub.
+    """
+    backend = scenario.engine.grammar_backend
+    if (
+        env.unpacked
+        and backend != "none"
+        and not any((part / backend / "grammar.py").is_file() for part in env.pythonpath)
+    ):
+        return (
+            f"engine.grammar_backend is {backend}, which is not in the bundle that SGLang {env.version} came out of\n"
+            "  allowed: requests without grammars and engine.grammar_backend none; or an engine installed from an index"
+        )
+    whole = device == "cpu" or not env.unpacked or any((part / "flashinfer").is_dir() for part in env.pythonpath)
+    drawing = next((one for one in scenario.requests if not one.greedy), None)
+    if whole or drawing is None:
+        return ""
+    rejects = scenario.engine.rejection_sampling
+    if rejects and not any(one.greedy or set(CUTTING) & set(one.asked) for one in scenario.requests):
+        return ""
+    return (
+        f"request {drawing.rid!r} samples, and SGLang {env.version} draws by flashinfer's kernels, which are not in "
+        "its bundle\n  allowed: temperature 0; engine.rejection_sampling where all requests sample without cuts; a "
+        "bundle made --with flashinfer; or an engine installed from an index"
+    )
+
+
+def untaken(scenario: Scenario, env: EngineEnv) -> str:
+    """Which argument of SGLang's own this release does not have; empty if it has all."""
+    return not_there(scenario.engine.server_args, version=env.version, package=env.package)
+
+
+def unpredicted(scenario: Scenario) -> str:
+    """Why only a witness says something of this scenario, with what to do instead; empty if others do too."""
+    if asked := next((name for name in scenario.engine.server_args if name in CHANGING), None):
+        return (
+            f"engine.server_args has {asked}, which changes what rows hold in a way that no reference of ours follows\n"
+            f"  allowed: --reference witness, or leave {asked} out"
+        )
+    return ""
+
+
+def unwitnessed(scenario: Scenario, *, assumed: Sequence[str] = ()) -> str:
+    """Why a witness says nothing of this scenario, with what to do instead; empty if it does."""
+    if scenario.spec.algorithm == "MTP":
+        return (
+            "spec.algorithm is MTP: what its deeper layers hold depends on when their rows ran, not on the text alone, "
+            "so no other request is a witness of it\n  allowed: --reference paper, or EAGLE and EAGLE3"
+        )
+    if scenario.spec.adaptive is not None or any(op.kind in ("update", "memory") for op in scenario.script):
+        return (
+            "a number of steps, or weights, that change while SGLang serves are not driven with a witness\n"
+            "  allowed: --reference paper, or leave spec.adaptive and ops 'update' and 'memory' out"
+        )
+    if scenario.engine.lora_paths:
+        return "engine.lora_paths: adapters are not driven with a witness\n  allowed: --reference paper"
+    for name in ("kv_cache_dtype", "speculative_draft_kv_cache_dtype"):
+        asked = scenario.engine.server_args.get(name)
+        follows = name.startswith("speculative_draft") or scenario.engine.dtype == "bfloat16"
+        if asked not in (None, "auto") and not (asked in BFLOAT16 and follows):
+            return (
+                f"engine.server_args has {name} {asked}: what a cache keeps more coarsely than its engine computes is "
+                "rounded one way or the other from batch to batch, and no limit was measured for that\n"
+                f"  allowed: leave it out; {BFLOAT16[0]} for a draft, or for all with engine.dtype bfloat16"
+            )
+    predicted = [one for one in assumed if issues()[one].assume == "predicted"]
+    if predicted:
+        return (
+            f"--assume {predicted[0]}: a witness is SGLang itself, and predicts nothing\n"
+            f"  allowed: --reference paper, or leave --assume {predicted[0]} out"
+        )
+    return ""

@@ -1,0 +1,66 @@
+"""Which of a release's models can have a draft, as its sources define them. Nothing of a release is imported.
+
+Each EAGLE worker asks its target's class for its embedding and head; an EAGLE-3 head reads states that the class must
+be told to hand out.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+#: Methods of a target's class, by the algorithm that calls them.
+ASKED = {"EAGLE": ("get_embed_and_head",), "EAGLE3": ("get_embed_and_head", "set_eagle3_layers_to_capture")}
+#: What a class may have as a base, beside other models of the release, that brings none of these.
+PLAIN = frozenset(("nn.Module", "torch.nn.Module", "Module", "object"))
+
+
+def cannot_be_drafted_for(architecture: str, algorithm: str, *, version: str, package: Path | None) -> str:
+    """Why a release speculates with no target of this architecture; empty if it does, or its sources do not say.
+
+    package: the release's folder `sglang`.
+    """
+    lineage = _lineage(architecture, _classes(package / "srt" / "models")) if package is not None else None
+    if lineage is None:
+        return ""
+    missing = next((name for name in ASKED.get(algorithm, ()) if name not in lineage), None)
+    if missing is None:
+        return ""
+    return (
+        f"SGLang {version} does not speculate with {architecture}: its class has no {missing}, which every draft of "
+        f"{algorithm} asks its target for\n  name another target, or a release whose {architecture} has it"
+    )
+
+
+def _lineage(name: str, classes: Mapping[str, tuple[frozenset[str], tuple[str, ...]]]) -> frozenset[str] | None:
+    """All that a class and its bases define; None where one of them is not among the models."""
+    if name in PLAIN:
+        return frozenset()
+    if name not in classes:
+        return None
+    own, bases = classes[name]
+    inherited = [_lineage(base, classes) for base in bases]
+    if any(one is None for one in inherited):
+        return None
+    return own.union(*(one for one in inherited if one is not None))
+
+
+@functools.cache
+def _classes(models: Path) -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
+    """Name -> what its body defines or sets, and its bases; a class that looks names up as it runs is left out."""
+    found: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {}
+    for file in sorted(models.glob("*.py")):
+        for one in ast.parse(file.read_bytes()).body:
+            if isinstance(one, ast.ClassDef):
+                defined = {part.name for part in one.body if isinstance(part, ast.FunctionDef)}
+                defined |= {
+                    each.id
+                    for part in one.body
+                    for each in ast.walk(part)
+                    if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+                }
+                if "__getattr__" not in defined:
+                    found[one.name] = frozenset(defined), tuple(ast.unparse(base) for base in one.bases)
+    return found
