@@ -34,10 +34,12 @@ def check_target(
     option: str = "json",
     inputs: Iterable[Path | None] = (),
     runs: Iterable[Path | None] = (),
+    beside: Path | None = None,
 ) -> None:
     """OutputError if `write_text` could not write there.
 
     inputs: files that the command reads, kept as they are; runs: the same of folders, with all that is in them.
+    beside: the folder that the command will make for its runs.
     """
     if target is None or str(target) == "-":
         return
@@ -45,7 +47,7 @@ def check_target(
     check_outside(path, runs, option=option)
     if any(one is not None and one.exists() and path.exists() and path.samefile(one) for one in inputs):
         raise OutputError(cannot_write(path, "the command reads it", option))
-    if path.is_dir():
+    if path.is_dir() or (beside is not None and path.resolve() == beside.resolve()):
         raise OutputError(cannot_write(path, "it is a folder", option))
     if not path.parent.is_dir():
         raise OutputError(cannot_write(path, f"there is no folder {path.parent}", option))

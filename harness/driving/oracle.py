@@ -69,7 +69,7 @@ class Oracle:
     _lease: leases.Lease | None = None
     _models: dict[str, tuple[Target, AnyHead]] = field(default_factory=dict)
     _sessions: dict[Asked, ReferenceSession] = field(default_factory=dict)
-    _texts: dict[tuple[str, str, tuple[int, ...]], Generated] = field(default_factory=dict)
+    _texts: dict[tuple[str, str, int, tuple[int, ...]], Generated] = field(default_factory=dict)
 
     def load(self, *, held: str = "float32") -> Oracle:
         """Read the weights (idempotent); worth doing while an engine boots."""
