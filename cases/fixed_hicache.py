@@ -104,7 +104,7 @@ def host_shapes(boot: Boot) -> list[Scenario]:
 
 
 def _storage_shapes(boot: Boot) -> list[Scenario]:
-    """Others fill the host as well, so that the common prompt is left in storage alone; it comes back, also in chunks."""
+    """Others fill the host as well: storage alone has the common prompt, which comes back, also in chunks."""
     program = boot.program(f"{boot.name}-")
     before = [
         _behind("a", 502, more=5, new=6),
