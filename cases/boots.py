@@ -313,14 +313,15 @@ RECURRENT = _boots(
 
 
 def _hosted(
-    policy: str, *, page: int = 1, unified: bool = False, slots: int | None = None, **more: Any
+    policy: str, *, page: int = 1, unified: bool = False, windows: bool = False, slots: int = 0, **more: Any
 ) -> EngineConfig:
     """A device pool that two requests fill, and twice as much on the host; "direct" copies, as a CPU has them.
 
-    more: further arguments of SGLang's.
+    windows: have a pool of their own; more: further arguments of SGLang's.
     """
     return EngineConfig(
         page_size=page,
+        disable_hybrid_swa_memory=not windows,
         max_total_tokens=slots or (176 if page == 1 else 208),
         enable_unified_radix_tree=unified,
         server_args={
