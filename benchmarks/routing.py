@@ -73,9 +73,7 @@ def misrouted(target: Path, folder: Path) -> Path:
 
 
 def line(pair: Path, how: str, results: Sequence[ScenarioResult]) -> str:
-    events = [
-        event.data for one in results if one.reference for event in one.reference.events if event.name == "routing"
-    ]
+    events = [event.data for one in results if one.reference for event in one.reference.named("routing")]
     roots = sorted({finding.signature for one in results for finding in one.findings if finding.is_root})
     outcomes = [one.verdict.outcome for one in results]
     values = (

@@ -23,7 +23,7 @@ def pair(noise: Noise, recipe: MambaRecipe) -> Pair:
     r = recipe
     target: Weights = {
         "backbone.embeddings.weight": noise.draw(r.vocab, r.hidden, std=1.0),
-        "backbone.norm_f.weight": np.ones(r.hidden, dtype=np.float32),
+        "backbone.norm_f.weight": llama_weights.uneven(noise, r.hidden),
         "lm_head.weight": noise.draw(r.vocab, r.hidden, std=r.logit_std * r.hidden**-0.5),
     }
     target["lm_head.weight"][r.vocab - 2 :] = 0.0  # bos and eos: a logit of 0 is never the largest

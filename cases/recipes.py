@@ -228,10 +228,11 @@ class MambaRecipe(Recipe):
     target_architecture: ClassVar[str] = "NemotronHForCausalLM"
     target_type: ClassVar[str] = "nemotron_h"
 
-    hidden: int = 96
+    hidden: int = 112
     heads: int = 6
     kv_heads: int = 3
     head_dim: int = 64
+    max_position: int = 640
     pattern: str = "M-*M-"
     attention_gain: float = 0.1
     mlp_gain: float = 0.1

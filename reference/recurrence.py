@@ -43,11 +43,13 @@ class Written:
 
     def behind(self, before: Written) -> Written:
         """These rows behind others."""
-        joined = {name: torch.cat((getattr(before, name), getattr(self, name))) for name in _ROWS}
-        return replace(self, **joined)
-
-
-_ROWS = ("keys", "values", "strength", "decay")
+        return replace(
+            self,
+            keys=torch.cat((before.keys, self.keys)),
+            values=torch.cat((before.values, self.values)),
+            strength=torch.cat((before.strength, self.strength)),
+            decay=torch.cat((before.decay, self.decay)),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

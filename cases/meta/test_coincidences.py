@@ -44,7 +44,7 @@ WINDOWS = "their windows differ from every size, and no two tensors are alike"
 PAIRS = (
     # What an algorithm, or what the pair is for, demands
     Left(
-        where="eagle-* qwen3-eagle table-* trained-eagle1",
+        where="eagle-* qwen3-eagle table-* trained-eagle1 hybrid-mamba",
         what="size: draft fc inputs = hidden_size twice",
         why="an EAGLE-1 head reads a token and a state of the target's width",
     ),
