@@ -3,9 +3,9 @@
     python -m benchmarks.routing PAIR... --engine 0.5.23
 
 PAIR is a folder with `target` (its routers called mlp.gate) and `draft`. The same traces are judged with near ties
-followed, as `eaglecheck run` does; without; and by a reference one of whose routers is 15 % wrong, where some must fail.
-`run` takes no bfloat16 on a CPU: dense pairs and these were tried there, others were not. Prints a Markdown table;
-exits 1 unless the first of the three alone passes all.
+followed, as `eaglecheck run` does; without; and by a reference one of whose routers is 15 % wrong, where some must
+fail. `run` takes no bfloat16 on a CPU: dense pairs and these were tried there, others were not. Prints a Markdown
+table; exits 1 unless the first of the three alone passes all.
 """
 
 from __future__ import annotations
