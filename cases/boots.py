@@ -6,13 +6,14 @@ not draw anything and must not import Hypothesis or torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from packaging.version import Version
 
-from cases.fixed import CHAIN, CHECKPOINT, PLAIN, VOCAB
+from cases.fixed import CHAIN, CHECKPOINT, PLAIN, VOCAB, boot_program
 from harness.contract.known_issues import assumable
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Algorithm, EngineConfig, Op, Scenario, SpecConfig
@@ -53,32 +54,38 @@ class Boot:
         """Known issues that no release is without, and that would fail it if they were not assumed."""
         return tuple(name for name, one in assumable().items() if one.shows_in(self.spec, self.engine))
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """What a scenario on it takes from it."""
+        return {"checkpoint": self.checkpoint, "spec": self.spec, "engine": self.engine}
+
+    def program(self, prefix: str) -> Callable[..., Scenario]:
+        """Makes scenarios on it, as `cases.fixed.boot_program`."""
+        return partial(boot_program, prefix=prefix, checkpoint=self.checkpoint, spec=self.spec, engine=self.engine)
+
     def works_on(self, release: str) -> bool:
         return Version(release) >= Version(self.since)
 
     def boot_key(self) -> str:
         return Scenario(
             name="x",
-            checkpoint=self.checkpoint,
-            spec=self.spec,
-            engine=self.engine,
+            **self.given,
             requests=(RequestSpec(rid="x", input_ids=(1,)),),
             script=(Op(kind="submit", rids=("x",)), Op(kind="drain")),
         ).boot_key()
 
 
-def _named(boots: Iterable[Boot]) -> dict[str, Boot]:
-    return {boot.name: boot for boot in boots}
+#: What a row of a table says of a boot.
+OF_A_ROW = ("name", "why", "checkpoint", "spec", "engine")
 
 
-def _boots(*rows: tuple[Any, ...], why: str = "", since: str = "0") -> dict[str, Boot]:
-    """A boot a row: name, what it is for, pair, spec, engine, and the oldest release where it is not the table's.
-
-    why: what all of them begin with, in words.
-    """
-    fields = ("name", "why", "checkpoint", "spec", "engine", "since")
+def _boots(
+    *rows: tuple[Any, ...], fields: Sequence[str] = (*OF_A_ROW, "since"), why: str = "", since: str = "0"
+) -> dict[str, Boot]:
+    """A boot a row, of which the last entries may be missing. why: how all of them begin, in words; since: unless a
+    row has its own."""
     found = [{"since": since, **dict(zip(fields, row, strict=False))} for row in rows]
-    return _named(Boot(**{**one, "why": why + one["why"]}) for one in found)
+    return {one["name"]: Boot(**{**one, "why": why + one["why"]}) for one in found}
 
 
 def _but(engine: EngineConfig, **changes: Any) -> EngineConfig:
@@ -246,9 +253,9 @@ LATENT = _boots(
 )
 
 #: Trained weights, of which one tree is enough: from three steps on every release deviates.
-TRAINED = _named(
-    replace(one, text=True)
-    for one in _boots(
+TRAINED = {
+    name: replace(one, text=True)
+    for name, one in _boots(
         ("trained", "an EAGLE-3 chain of three steps", "trained-eagle3", HEADS, PLAIN),
         ("trained-long", "an EAGLE-3 chain of five steps", "trained-eagle3", HEADS_OF_FIVE, PLAIN),
         ("trained-tree", "four candidates a step, two steps", "trained-eagle3", _tree(2, 4, 8, "EAGLE3"), PLAIN, V2),
@@ -260,8 +267,8 @@ TRAINED = _named(
         ),
         why="trained weights, ",
         since="0.5.12",
-    ).values()
-)
+    ).items()
+}
 
 #: Layers with sliding windows have a KV pool of their own.
 WINDOWS = EngineConfig(disable_hybrid_swa_memory=False)
@@ -306,14 +313,15 @@ RECURRENT = _boots(
 
 
 def _hosted(
-    policy: str, *, page: int = 1, unified: bool = False, slots: int | None = None, **more: Any
+    policy: str, *, page: int = 1, unified: bool = False, windows: bool = False, slots: int = 0, **more: Any
 ) -> EngineConfig:
     """A device pool that two requests fill, and twice as much on the host; "direct" copies, as a CPU has them.
 
-    more: further arguments of SGLang's.
+    windows: have a pool of their own; more: further arguments of SGLang's.
     """
     return EngineConfig(
         page_size=page,
+        disable_hybrid_swa_memory=not windows,
         max_total_tokens=slots or (176 if page == 1 else 208),
         enable_unified_radix_tree=unified,
         server_args={
@@ -333,83 +341,50 @@ STORED: dict[str, Any] = {
     "hicache_storage_prefetch_policy": "wait_complete",
     "hicache_storage_backend_extra_config": '{"prefetch_threshold": 16}',
 }
-HOSTED = _named(
-    Boot(name=name, why=f"a hierarchical cache: {why}", checkpoint=pair, spec=spec, engine=engine, since="0.5.17")
-    for name, why, pair, spec, engine in (
-        ("hicache", "EAGLE, write_through", CHECKPOINT, SpecConfig(), _hosted("write_through")),
-        (
-            "hicache-pages",
-            "EAGLE-3, pages of 16 tokens, write_back",
-            "eagle3-tiny",
-            HEADS,
-            _hosted("write_back", page=16),
-        ),
-        (
-            "hicache-selective",
-            "EAGLE-3, write_through_selective",
-            "eagle3-tiny",
-            HEADS,
-            _hosted("write_through_selective"),
-        ),
-        (
-            "hicache-unified",
-            "EAGLE, pages of 16 tokens, the unified tree",
-            CHECKPOINT,
-            SpecConfig(),
-            _hosted("write_through", page=16, unified=True),
-        ),
-        ("hicache-layers", "three MTP layers, write_back", "mtp-tiny", MTP, _hosted("write_back", unified=True)),
-        (
-            "hicache-latent",
-            "latent attention with a NextN layer, write_through",
-            "mla-tiny",
-            SpecConfig(),
-            _hosted("write_through"),
-        ),
-        (
-            "hicache-tree",
-            "a tree of two candidates, write_through",
-            CHECKPOINT,
-            _tree(2, 2, 6),
-            _hosted("write_through"),
-        ),
-        (
-            "hicache-tree-pages",
-            "an EAGLE-3 tree over pages of four tokens, write_back",
-            "eagle3-tiny",
-            SpecConfig(algorithm="EAGLE3", num_steps=2, eagle_topk=3, num_draft_tokens=8),
-            _hosted("write_back", page=4, slots=240),
-        ),
-        (
-            "hicache-window",
-            "gpt-oss style with EAGLE-3, a pool of its own for windows, write_through",
-            "oss-tiny",
-            HEADS,
-            _hosted("write_through", windows=True),
-        ),
-        # In pages: whoever shares a page here agrees in the tokens behind it that MTP layers read (F-012).
-        (
-            "hicache-window-layers",
-            "MiMo-V2 style, the same with three MTP layers, pages of 16 tokens",
-            "mtp-window",
-            MTP,
-            _hosted("write_through", page=16, windows=True),
-        ),
-        (
-            "hicache-storage",
-            "EAGLE, write_through, storage behind the host",
-            CHECKPOINT,
-            SpecConfig(),
-            _hosted("write_through", **STORED),
-        ),
-        (
-            "hicache-storage-pages",
-            "EAGLE-3, pages of 16 tokens, write_back, storage behind the host",
-            "eagle3-tiny",
-            HEADS,
-            _hosted("write_back", page=16, **STORED),
-        ),
-    )
+HOSTED = _boots(
+    ("hicache", "EAGLE, write_through", CHECKPOINT, CHAIN, _hosted("write_through")),
+    ("hicache-pages", "EAGLE-3, pages of 16 tokens, write_back", "eagle3-tiny", HEADS, _hosted("write_back", page=16)),
+    ("hicache-selective", "EAGLE-3, write_through_selective", "eagle3-tiny", HEADS, _hosted("write_through_selective")),
+    (
+        "hicache-unified",
+        "EAGLE, pages of 16 tokens, the unified tree",
+        *(CHECKPOINT, CHAIN, _hosted("write_through", page=16, unified=True)),
+    ),
+    ("hicache-layers", "three MTP layers, write_back", "mtp-tiny", MTP, _hosted("write_back", unified=True)),
+    (
+        "hicache-latent",
+        "latent attention with a NextN layer, write_through",
+        *("mla-tiny", CHAIN, _hosted("write_through")),
+    ),
+    ("hicache-tree", "a tree of two candidates, write_through", CHECKPOINT, TWO_BY_TWO, _hosted("write_through")),
+    (
+        "hicache-tree-pages",
+        "an EAGLE-3 tree over pages of four tokens, write_back",
+        *("eagle3-tiny", _tree(2, 3, 8, "EAGLE3"), _hosted("write_back", page=4, slots=240)),
+    ),
+    (
+        "hicache-window",
+        "gpt-oss style with EAGLE-3, a pool of its own for windows, write_through",
+        *("oss-tiny", HEADS, _hosted("write_through", windows=True)),
+    ),
+    # In pages: whoever shares a page here agrees in the tokens behind it that MTP layers read (F-012).
+    (
+        "hicache-window-layers",
+        "MiMo-V2 style, the same with three MTP layers, pages of 16 tokens",
+        *("mtp-window", MTP, _hosted("write_through", page=16, windows=True)),
+    ),
+    (
+        "hicache-storage",
+        "EAGLE, write_through, storage behind the host",
+        *(CHECKPOINT, CHAIN, _hosted("write_through", **STORED)),
+    ),
+    (
+        "hicache-storage-pages",
+        "EAGLE-3, pages of 16 tokens, write_back, storage behind the host",
+        *("eagle3-tiny", HEADS, _hosted("write_back", page=16, **STORED)),
+    ),
+    why="a hierarchical cache: ",
+    since="0.5.17",
 )
 
 SPELLED = EngineConfig(skip_tokenizer_init=False, grammar_backend="xgrammar")
@@ -544,25 +519,16 @@ FIRST_SESSIONS = "0.5.23"
 DISK: Take = ("disk", "target")
 WHOLE: Take = ("disk", "all")
 TENSORS: tuple[Take, ...] = (("tensor", "target"), ("tensor", "draft"))
-WEIGHT_BOOTS = _named(
-    Boot(
-        name=name,
-        why=f"new weights while it serves: {why}",
-        checkpoint=checkpoint,
-        spec=spec,
-        engine=engine,
-        since=FIRST_SESSIONS,
-        successor=successor,
-        takes=takes,
-    )
-    for name, why, checkpoint, spec, engine, successor, takes in (
-        ("weights", "an EAGLE-1 chain", CHECKPOINT, SpecConfig(), PLAIN, "eagle-next", (DISK, *TENSORS)),
-        ("weights-eagle3", "an EAGLE-3 chain over pages", "eagle3-tiny", HEADS, _paged(4), "eagle3-next", TENSORS),
-        ("weights-layers", "three MTP layers", "mtp-tiny", MTP, UNCACHED, "mtp-next", (WHOLE, ("tensor", "all"))),
-        ("weights-latent", "a NextN layer", "mla-tiny", SpecConfig(), PLAIN, "mla-next", (WHOLE, *TENSORS)),
-        ("weights-tp", "two TP ranks", CHECKPOINT, SpecConfig(), TP, "eagle-next", (DISK, *TENSORS)),
-        ("weights-five", "five steps, on a pool that is outgrown", CHECKPOINT, _chain(5), TIGHT, "eagle-next", (DISK,)),
-    )
+WEIGHT_BOOTS = _boots(
+    ("weights", "an EAGLE-1 chain", CHECKPOINT, CHAIN, PLAIN, "eagle-next", (DISK, *TENSORS)),
+    ("weights-eagle3", "an EAGLE-3 chain over pages", "eagle3-tiny", HEADS, _paged(4), "eagle3-next", TENSORS),
+    ("weights-layers", "three MTP layers", "mtp-tiny", MTP, UNCACHED, "mtp-next", (WHOLE, ("tensor", "all"))),
+    ("weights-latent", "a NextN layer", "mla-tiny", CHAIN, PLAIN, "mla-next", (WHOLE, *TENSORS)),
+    ("weights-tp", "two TP ranks", CHECKPOINT, CHAIN, TP, "eagle-next", (DISK, *TENSORS)),
+    ("weights-five", "five steps, on a pool that is outgrown", CHECKPOINT, _chain(5), TIGHT, "eagle-next", (DISK,)),
+    fields=(*OF_A_ROW, "successor", "takes"),
+    why="new weights while it serves: ",
+    since=FIRST_SESSIONS,
 )
 
 #: Prefill and decode as two engines, with a pool that a few requests fill.

@@ -303,21 +303,21 @@ def _identity(recipe: Recipe) -> dict[str, Any]:
 
 def _open(recipe: Recipe, root: Path) -> Checkpoint:
     """The pair at `root`, or CheckpointMakeError if it is not the one `recipe` makes."""
-    advice = "remove the folder and make it again"
+    advice = f"\n  remove it, and it is made again:  rm -r {root}"
     try:
         manifest = json.loads(plain_files.content(root / MANIFEST))
     except (OSError, ValueError) as error:
-        message = f"{root} has no readable {MANIFEST} ({error}): not made by this module; {advice}"
+        message = f"{root} has no readable {MANIFEST} ({error}): not made by this module{advice}"
         raise CheckpointMakeError(message) from error
     for key, expected in _identity(recipe).items():
         if manifest.get(key) != expected:
-            raise CheckpointMakeError(f"{root}: {key} is {manifest.get(key)!r}, expected {expected!r}; {advice}")
+            raise CheckpointMakeError(f"{root}: {key} is {manifest.get(key)!r}, expected {expected!r}{advice}")
     found, recorded = _sums(root), manifest.get("files", {})
     for name in sorted(found.keys() | recorded.keys()):
         if found.get(name) != recorded.get(name):
             raise CheckpointMakeError(
                 f"{root / name} is damaged: sha256 {found.get(name, 'missing')}, "
-                f"manifest says {recorded.get(name, 'nothing')}; {advice}"
+                f"manifest says {recorded.get(name, 'nothing')}{advice}"
             )
     return Checkpoint(name=recipe.name, root=root, target=root / "target", draft=root / "draft", manifest=manifest)
 

@@ -86,7 +86,7 @@ OF_PARTS = ("partial_retraction", "abort_of_some", "pool_exhausted")
 
 def _apart(boot: Boot, *, only: tuple[str, ...] = FEW) -> tuple[Scenario, ...]:
     """A configuration of five steps and a pool that is outgrown: some common shapes, and what happens to a part."""
-    usual = shapes(checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix="apart-", only=only)
+    usual = shapes(**boot.given, prefix="apart-", only=only)
     return (*usual, *parts(boot, prefix="apart-"))
 
 
@@ -295,9 +295,7 @@ _MTP = Family(
                 (LAYERED["layers-cache"], ("shared-prefix",)),
                 (LAYERED["layers-chained"], (*FEW, "chunk-borders", "finish-together", "abort-midway")),
             )
-            for one in shapes(
-                checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix=f"{boot.name}-", only=only
-            )
+            for one in shapes(**boot.given, prefix=f"{boot.name}-", only=only)
         ),
         *_apart(LAYERED["layers-apart"]),
         *parts(LAYERED["chained-apart"], prefix="chained-apart-", only=("some-taken-back", "some-aborted")),
@@ -373,7 +371,7 @@ _TRAINED = Family(
             (TRAINED["trained-eagle1"], "eagle1-", TEXT_FEW),
             (TRAINED["trained-tight"], "tight-", ("pool", "taken-back", "abort-of-some")),
         )
-        for one in text_shapes(checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix=prefix, only=only)
+        for one in text_shapes(**boot.given, prefix=prefix, only=only)
     ),
     boots=tuple(TRAINED.values()),
     coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),

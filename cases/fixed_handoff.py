@@ -157,7 +157,7 @@ def handoffs(
 def ranked_handoffs(*, boot: Boot = RANKED_PAIR, prefix: str = "ranks-") -> list[Scenario]:
     """A prebuilt batch on one rank of the decode side, whatever the other rank does: nothing, a verify, the same."""
 
-    program = partial(boot_program, prefix=prefix, checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine)
+    program = boot.program(prefix)
     return [
         program(
             "other-idle",

@@ -56,9 +56,7 @@ def _together(name: str, boot: Boot, asked: Asked, *wants: str) -> Scenario:
     )
     return Scenario(
         name=name,
-        checkpoint=boot.checkpoint,
-        spec=boot.spec,
-        engine=boot.engine,
+        **boot.given,
         requests=requests,
         script=(submit(*asked), DRAIN),
         wants=wants,

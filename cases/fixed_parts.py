@@ -7,12 +7,11 @@ exist, and must not import torch or sglang.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import cycle
 from typing import Any
 
 from cases.boots import OUTGROWN, Boot
-from cases.fixed import DRAIN, abort, boot_program, chosen, never, request, steps, submit
+from cases.fixed import DRAIN, abort, chosen, never, request, steps, submit
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Op, Scenario
 
@@ -24,7 +23,7 @@ def retract(*rids: str) -> Op:
 
 def parts(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> list[Scenario]:
     """Each once; those for which the boot configuration has no pool or no prompts of its own are left out."""
-    made = partial(boot_program, prefix=prefix, checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine)
+    made = boot.program(prefix)
 
     def program(name: str, requests: Sequence[RequestSpec], *rest: Any, **more: Any) -> Scenario:
         """Requests with each adapter in turn, and with none, where there are any."""

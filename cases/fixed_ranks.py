@@ -6,7 +6,6 @@ Pure data; it must not know which bugs exist, and must not import torch or sglan
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from cases.boots import Boot
@@ -17,7 +16,7 @@ from harness.contract.scenario import Op, Scenario
 def rank_shapes(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> list[Scenario]:
     """Each coverage point of ranks once; `only` some of them by name. Requests of even names are on rank 0."""
 
-    program = partial(boot_program, prefix=prefix, checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine)
+    program = boot.program(prefix)
     every = [
         program(
             "other-rank-idle",
@@ -93,12 +92,7 @@ def rank_shapes(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> li
 
 def on_boot(boot: Boot, *, only: Sequence[str] = ()) -> list[Scenario]:
     """Every common batch shape on a boot, and a retraction; each named after the boot."""
-    given: dict[str, Any] = {
-        "checkpoint": boot.checkpoint,
-        "spec": boot.spec,
-        "engine": boot.engine,
-        "prefix": f"{boot.name}-",
-    }
+    given: dict[str, Any] = {**boot.given, "prefix": f"{boot.name}-"}
     retracted = boot_program(
         "retracted",
         [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=15)],
@@ -116,9 +110,7 @@ def joining(boot: Boot) -> Scenario:
         [request("a", 5, seed=31, new=20), request("b", 9, seed=32, new=17), request("c", 40, seed=35, new=6)],
         [submit("a", "b"), steps(3), submit("c"), DRAIN],
         prefix=f"{boot.name}-",
-        checkpoint=boot.checkpoint,
-        spec=boot.spec,
-        engine=boot.engine,
+        **boot.given,
         wants=["mixed_batch", "non_final_chunk"],
         chunk=16,
     )

@@ -6,10 +6,8 @@ Pure data; it must not know which bugs exist.
 
 from __future__ import annotations
 
-from functools import partial
-
 from cases.boots import Boot
-from cases.fixed import DRAIN, abort, boot_program, request, shapes, steps, submit, tokens
+from cases.fixed import DRAIN, abort, request, shapes, steps, submit, tokens
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Op, Scenario
 
@@ -30,7 +28,7 @@ SEEN = {
 def recurrent_shapes(boot: Boot, *, only: tuple[str, ...] = FEW) -> list[Scenario]:
     """Each named by its boot; with a prefix cache those that hit it, too."""
     prefix = f"{boot.name}-"
-    found = shapes(checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix=prefix, only=only)
+    found = shapes(**boot.given, prefix=prefix, only=only)
     every = [
         one.model_copy(update={"wants": (*one.wants, SEEN[name])}) if name in SEEN else one
         for name, one in zip(only, found, strict=True)
@@ -41,7 +39,7 @@ def recurrent_shapes(boot: Boot, *, only: tuple[str, ...] = FEW) -> list[Scenari
 
 def _slot_given_on(boot: Boot, prefix: str) -> Scenario:
     """One of two is aborted between verifies; the other goes on, and the next to come gets the slot of its states."""
-    program = partial(boot_program, prefix=prefix, checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine)
+    program = boot.program(prefix)
     requests = [request("a", 14, seed=441, new=16), request("b", 11, seed=442), request("c", 9, seed=443, new=9)]
     script = [submit("a", "b"), steps(5), abort("b"), steps(1), submit("c"), DRAIN]
     return program("slot-given-on", requests, script, wants=["abort_in_decode", "state_behind_abort"])
@@ -49,7 +47,7 @@ def _slot_given_on(boot: Boot, prefix: str) -> Scenario:
 
 def _taken_back(boot: Boot, prefix: str) -> Scenario:
     """Taken back once before it decodes, where the cache has all of its prompt's states, and once in a verify."""
-    program = partial(boot_program, prefix=prefix, checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine)
+    program = boot.program(prefix)
     requests = [request("a", 20, seed=451, new=12), request("b", 27, seed=452, new=9)]
     script = [submit("a", "b"), steps(3), Op(kind="retract"), steps(5), Op(kind="retract"), DRAIN]
     wants = ["retract_resume", "state_from_cache", "state_after_retraction"]
@@ -58,7 +56,7 @@ def _taken_back(boot: Boot, prefix: str) -> Scenario:
 
 def _goes_on(boot: Boot, prefix: str) -> Scenario:
     """A text that ended, or a chunk of it that did, has states in the cache: others go on there, and beyond it."""
-    program = partial(boot_program, prefix=prefix, checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine)
+    program = boot.program(prefix)
     shared = tokens(seed=430, length=40)
     requests = [
         RequestSpec(rid="a", input_ids=shared, max_new_tokens=18),

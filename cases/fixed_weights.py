@@ -5,10 +5,8 @@ Pure data; it must not know which bugs exist, and must not import torch or sglan
 
 from __future__ import annotations
 
-from functools import partial
-
 from cases.boots import Boot, Take
-from cases.fixed import DRAIN, boot_program, request, steps, submit
+from cases.fixed import DRAIN, request, steps, submit
 from harness.contract.scenario import Op, Scenario
 
 
@@ -24,9 +22,7 @@ def memory(what: str) -> Op:
 
 def weight_shapes(boot: Boot) -> list[Scenario]:
     """Every way for its weights to change between requests, and in the middle of them; the first prompt comes twice."""
-    program = partial(
-        boot_program, prefix=f"{boot.name}-", checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine
-    )
+    program = boot.program(f"{boot.name}-")
     first, second = request("a", 12, seed=41, new=14), request("b", 9, seed=42, new=12)
     again, third = request("c", 12, seed=41, new=10), request("d", 20, seed=43, new=17)
     found = [
@@ -57,9 +53,7 @@ def weight_shapes(boot: Boot) -> list[Scenario]:
 
 def adapter_shapes(boot: Boot) -> list[Scenario]:
     """A batch of all adapters and none; one prompt with each, of which no other's KV may be taken; some taken back."""
-    program = partial(
-        boot_program, prefix=f"{boot.name}-", checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine
-    )
+    program = boot.program(f"{boot.name}-")
     names = (None, *boot.engine.lora_paths)
     mixed = [
         request(rid, 9 + 4 * place, seed=51 + place, new=16 + 2 * place).model_copy(

@@ -6,10 +6,8 @@ data; it must not know which bugs exist.
 
 from __future__ import annotations
 
-from functools import partial
-
 from cases.boots import Boot
-from cases.fixed import DRAIN, boot_program, request, shapes, steps, submit, tokens
+from cases.fixed import DRAIN, request, shapes, steps, submit, tokens
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
 
@@ -20,7 +18,7 @@ LONG = 40
 def window_shapes(boot: Boot) -> list[Scenario]:
     """Requests of which more is known than a window reaches: alone in chunks, together, and from a cached prefix."""
     prefix = f"{boot.name}-"
-    program = partial(boot_program, prefix=prefix, checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine)
+    program = boot.program(prefix)
     every = [
         program(
             "outlived",
@@ -39,9 +37,7 @@ def window_shapes(boot: Boot) -> list[Scenario]:
     ]
     if not boot.engine.radix_cache:
         (chunked,) = shapes(
-            checkpoint=boot.checkpoint,
-            spec=boot.spec,
-            engine=boot.engine,
+            **boot.given,
             prefix=prefix,
             only=("chunked-long-prompt",),
         )

@@ -6,6 +6,7 @@ program finds a package called `cases`. Only the command puts it there, for itse
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -15,6 +16,19 @@ def main() -> None:
     here = Path(__file__).resolve().parent
     if (here / "harness").is_dir():
         sys.path.insert(0, str(here))
-    from harness.cli.main import app
+    try:
+        os.getcwd()
+        from harness.cli.main import app
+    except KeyboardInterrupt:  # what is imported takes a second
+        sys.exit(_said("interrupted", code=3))
+    except FileNotFoundError as error:
+        if error.filename is not None:
+            raise
+        sys.exit(_said("the folder that this shell is in is gone\n  go to another:  cd FOLDER", code=2))
+    app(prog_name="eaglecheck")
 
-    app()
+
+def _said(text: str, *, code: int) -> int:
+    """As harness.cli.outcome says it, which is not imported yet."""
+    print(f"eaglecheck: {text}", file=sys.stderr)
+    return code

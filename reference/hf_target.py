@@ -205,12 +205,25 @@ class _Said(nn.Module):
         self.states = states
 
     def forward(self, *_: Any, **__: Any) -> Any:
-        return _transformers().modeling_outputs.MoeModelOutputWithPast(last_hidden_state=self.states)
+        return _Output(self.states)
+
+
+class _Output:
+    """What a trunk answers: its last states, and nothing by any other name."""
+
+    def __init__(self, states: Tensor) -> None:
+        self.last_hidden_state = states
+
+    def __getitem__(self, _: int) -> Tensor:
+        return self.last_hidden_state
+
+    def __getattr__(self, _: str) -> None:
+        return None
 
 
 def _trunk_of(module: Any) -> Any:
-    """The module without its output head."""
-    return getattr(module, module.base_model_prefix)
+    """The module without its output head, and without what it has for images."""
+    return module.get_decoder()
 
 
 def _parts(module: Any) -> list[nn.Module]:
@@ -223,7 +236,7 @@ def _parts(module: Any) -> list[nn.Module]:
 
 def _beside(module: Any) -> list[nn.Module]:
     """What a module has beside its trunk: its output head."""
-    return [child for child in module.children() if child is not _trunk_of(module)]
+    return [child for name, child in module.named_children() if name != module.base_model_prefix]
 
 
 @contextlib.contextmanager
@@ -301,17 +314,22 @@ def _readable(path: Path) -> None:
     raw = read_json(file)
     if "quantization_config" in raw:
         raise CheckpointError(f"{file}: quantization_config is {raw['quantization_config']!r}; not built here")
-    with all_keys(file, "transformers"):
-        kind_of(raw)  # of two that a config says the module takes one
     try:
         with _quiet():
             config = auto.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        known = _read_by(type(config)) | DRAFT_KEYS | SHOWN_KEYS | {"architectures"}
-        known |= {key for keys in CHANGES_NOTHING.values() for key in keys.split()}
+        text, above = config.get_text_config(), DRAFT_KEYS | SHOWN_KEYS | {"architectures"}
+        above |= {key for keys in CHANGES_NOTHING.values() for key in keys.split()}
+        sides = [(config, raw)] if text is config else [(config, raw), (text, raw.get("text_config") or raw)]
+        known = [_read_by(type(one)) | above for one, _ in sides]
     except Exception as error:  # whatever a config makes it say
         raise CheckpointError(f"{file}: transformers cannot read it ({_brief(error)})") from error
-    for key in {key for key, value in raw.items() if value is not None} - known:
-        raise CheckpointError(f"{file}: {key} is {raw[key]!r}; transformers' {type(config).__name__} does not read it")
+    with all_keys(file, "transformers"):
+        kind_of(sides[-1][1])  # of two that a config says the module takes one
+    for (one, said), keys in zip(sides, known, strict=True):
+        for key in {key for key, value in said.items() if value is not None} - keys:
+            raise CheckpointError(
+                f"{file}: {key} is {said[key]!r}; transformers' {type(one).__name__} does not read it"
+            )
 
 
 @contextlib.contextmanager
@@ -341,19 +359,29 @@ def _read_by(kind: Any) -> set[str]:
 
 def _asked_for(kind: Any) -> set[str]:
     """What the module of a class of configs asks its config for, and older names that the class takes, by source."""
-    module = _transformers().AutoModelForCausalLM._model_mapping[kind]
+    mappings = [_auto(kind)._model_mapping, _transformers().AutoModel._model_mapping]
+    module = next(one for one in mappings if kind in one)[kind]
     source = inspect.getsource(sys.modules[module.__module__])
     asked = {one or other for one, other in re.findall(r'config\.(\w+)|getattr\((?:self\.)?config, "(\w+)"', source)}
     return asked | set(re.findall(r'kwargs\.pop\("(\w+)"', inspect.getsource(kind)))
 
 
+def _auto(kind: Any) -> Any:
+    """What makes a module of a class of configs: one that reads images too has its text's config within it."""
+    package = _transformers()
+    wraps = (
+        "text_config" in getattr(kind, "sub_configs", {}) and kind in package.AutoModelForImageTextToText._model_mapping
+    )
+    return package.AutoModelForImageTextToText if wraps else package.AutoModelForCausalLM
+
+
 def _module(path: Path, held: torch.dtype) -> Any:
     """The module with the folder's weights; CheckpointError unless each of its own is there, and each there is its."""
-    auto = _transformers().AutoModelForCausalLM
     stored = list(Weights(path, torch.float32))
     try:
         with _quiet():
-            module, report = auto.from_pretrained(
+            config = _transformers().AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+            module, report = _auto(type(config)).from_pretrained(
                 path,
                 dtype=held,
                 attn_implementation="eager",

@@ -109,10 +109,14 @@ def scaling_of(raw: Raw) -> Raw:
 
 
 def kind_of(raw: Raw) -> str:
-    """What a config calls its rotation; CheckpointError where it says two, or two bases of the frequencies."""
+    """What a config calls its rotation; CheckpointError where it says two, or two bases of the frequencies.
+
+    With text alone M-RoPE is the plain one (Qwen2-VL, arXiv 2409.12191, section 2.1), and configs call it either.
+    """
     theta_of(raw)
     scaling = scaling_of(raw)
-    kinds = [kind for kind in (scaling.get("rope_type"), scaling.get("type")) if kind is not None] or ["default"]
+    named = [kind for kind in (scaling.get("rope_type"), scaling.get("type")) if kind is not None] or ["default"]
+    kinds = ["default" if kind == "mrope" else kind for kind in named]
     if len(set(kinds)) > 1:
         raise CheckpointError(f"rope_type is {' and '.join(map(repr, kinds))}; expected one of them")
     return str(kinds[0])

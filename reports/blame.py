@@ -53,7 +53,6 @@ ANSWERS = {
     "aborts": ("abort of a request", ("sglang.srt.managers.scheduler:Scheduler.abort_request",)),
 }
 RETURNED = ("returned_states", "logprobs", "streamed", "counts")
-_ATTENTION = "sglang.srt.layers.attention"
 STATES_KEPT = f"{_ATTENTION}.hybrid_linear_attn_backend:HybridLinearAttnBackend.update_mamba_state_after_mtp_verify"
 STATES_READ = f"{_ATTENTION}.linear.gdn_backend:GDNAttnBackend.forward_extend"
 TREE = ("sglang.srt.speculative.eagle_utils:build_tree_kernel_efficient",)

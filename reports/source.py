@@ -80,7 +80,7 @@ def _run(path: Path, *, judged: bool) -> Source:
         engine=_described(reader.manifest.engine.known(), list(found)),
         verdict=reader.verdict.verdict()
         if whole and reader.verdict is not None
-        else _merged([one.verdict() for one in found.values()], missing),
+        else merge([*(one.verdict() for one in found.values()), Verdict(outcome=Outcome.UNKNOWN, reasons=(missing,))]),
         folders=list(found),
         missing=missing,
     )
@@ -118,10 +118,3 @@ def _described(known: dict[str, Any], folders: Sequence[Path]) -> dict[str, Any]
     """The handshake of the first scenario that has one, then what the manifest says."""
     headers = (header_of(trace_files(folder, "engine")["json"]) for folder in folders)
     return {**next((header for header in headers if header), {}), **{k: v for k, v in known.items() if v is not None}}
-
-
-def _merged(verdicts: Sequence[Verdict], why: str) -> Verdict:
-    merged = merge(verdicts)
-    outcome = Verdict.merge([merged.outcome, Outcome.UNKNOWN])
-    fields = {name: getattr(merged, name) for name in Verdict.__slots__ if name not in ("outcome", "reasons")}
-    return Verdict(outcome=outcome, reasons=(*merged.reasons, why), **fields)

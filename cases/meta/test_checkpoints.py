@@ -168,7 +168,9 @@ def test_a_damaged_or_foreign_folder_is_refused_and_left_alone(tmp_path, how, wo
     made = make("eagle-tiny", tmp_path)
     damage(made.root, how)
     before = contents(made.root)
-    with pytest.raises(CheckpointMakeError, match=words + ".*remove the folder and make it again"):
+    with pytest.raises(
+        CheckpointMakeError, match=words + rf".*\n  remove it, and it is made again:  rm -r {made.root}"
+    ):
         make("eagle-tiny", tmp_path)
     assert contents(made.root) == before
 

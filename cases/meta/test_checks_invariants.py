@@ -129,6 +129,17 @@ def test_wrong_input_token_is_found(made, phase, where, hint):
     assert roots(scenario, engine)["TOKEN", "inputs", phase, hint] == 1
 
 
+def test_of_a_prompt_that_came_as_embeddings_only_the_draft_reads_ids(made):
+    scenario, engine = made
+    requests = tuple(one.model_copy(update={"input_embeds": one.rid == "r2"}) for one in scenario.requests)
+    embedded = scenario.model_copy(update={"requests": requests})
+    for phase, found in (("PREFILL", {}), ("DRAFT_PREFILL", {("EXTEND_INPUT", "inputs", "DRAFT_PREFILL", "row"): 1})):
+        row = handmade.find(engine, phase=phase, rid="r2", slot=0)
+        engine.rows.ints["input_id"][row] = handmade.VOCAB + 1
+        assert roots(embedded, engine) == found
+    assert ("TOKEN", "inputs", "PREFILL", "not-the-text") in roots(scenario, engine)
+
+
 def test_beam_input_must_come_from_its_parent_beam():
     scenario = handmade.scenario(t=2)
     engine, _ = handmade.build(scenario)

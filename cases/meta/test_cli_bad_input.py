@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cases import catalogue, checkpoints, fixed
-from cases.meta import pretended_engine
+from cases.meta import pretended_engine, results
 from harness.both_sides.gpus import CardError
 from harness.cli import programs
 from harness.cli.main import app
@@ -119,7 +119,6 @@ def _scenarios(work):
         ("negative-token", ["requests", 0, "input_ids"], [1, -2]),
         ("eagle3", ["spec", "algorithm"], "EAGLE3"),
         ("two-ranks", ["engine", "dp_size"], 2),
-        ("other-width", ["engine"], {"disaggregation": True, "tp_size": 2}),
         ("other-rank", ["requests", 0, "dp_rank"], 1),
         ("unknown-coverage-point", ["wants"], ["idle_tik"]),
         ("unknown-checkpoint", ["checkpoint"], "eagle-tin"),
@@ -157,6 +156,8 @@ REFUSED = {
     "scenario-of-a-family": (["run", "--scenario", "layers-single"], "--family mtp --scenario layers-single"),
     "scenario-in-a-file": (["run", "--scenario", "nowhere.json"], "type:  --scenario-file nowhere.json"),
     "scenario-that-is-a-file": (["run", "--scenario", "file"], "type:  --scenario-file file"),
+    "scenarios-in-a-word": (["run", "--scenario", "single,pr25015"], "name them one by one, the option before each"),
+    "assumed-in-a-word": (["run", "--assume", "F-003,F-012"], "finding 'F-003,F-012': several in one word"),
     "scenario-twice": (["run", "--scenario", "single", "--scenario", "single"], "'single'"),
     "family-unknown": (["run", "--family", "trees"], "'trees'; did you mean 'tree'"),
     "family-with-file": (["run", "--family", "tree", "--scenario-file", "too-long.json"], "--scenario-file"),
@@ -181,7 +182,7 @@ REFUSED = {
     "mutate-survivors": (["mutate", "--survivors-of", "nowhere"], "--survivors-of nowhere: there is no such folder"),
     "mutate-only": (["mutate", "--only", "zzz"], "--only zzz: no mutant is called so"),
     "findings-number": (["findings", "95"], "did you mean 'F-095'"),
-    "mutate-shard": (["mutate", "--shard", "3/2"], "--shard 3/2: not N/M"),
+    "mutate-shard": (["mutate", "--shard", "3/2"], "--shard '3/2' is not a shard\n  allowed: I/N"),
     "revert-unknown": (["run", "--revert", "1"], "--revert 1"),
     "revert-old": (["run", "--revert", "25015", "--engine", "0.5.11"], "0.5.11 has no revert switch"),
     "revert-old-in-matrix": (
@@ -190,6 +191,7 @@ REFUSED = {
     ),
     "revert-no-number": (["matrix", "--engines", "0.5.13", "--cases", "pr25015", "--revert", "abc"], "'abc'"),
     "json-no-folder": (["run", "--json", "nowhere/out.json"], "nowhere/out.json"),
+    "json-will-be-folder": (["run", "--json", "own", "--runs", "./own"], "own: it is a folder"),
     "json-is-folder": (["run", "--json", "empty"], "empty: it is a folder"),
     "runs-is-file": (["run", "--runs", "file"], "file: it is a file"),
     "pair-half": (["run", "--target", "tiny/target"], "--draft is missing"),
@@ -249,11 +251,6 @@ REFUSED = {
     "file-negative-token": (scenario_file("negative-token"), "token id -2 is outside"),
     "file-eagle3": (scenario_file("eagle3"), "spec.algorithm is 'EAGLE3'"),
     "file-two-ranks": (scenario_file("two-ranks"), "engine.dp_size is 2"),
-    "file-other-width": (
-        scenario_file("other-width"),
-        "engine.tp_size is 2 with engine.disaggregation: hand-overs between sides of several TP ranks are not driven\n"
-        "  allowed: the value of engine.dp_size (1)\n",
-    ),
     "file-other-rank": (scenario_file("other-rank"), "dp_rank 1"),
     "file-unknown-coverage-point": (
         scenario_file("unknown-coverage-point"),
@@ -385,6 +382,53 @@ def test_help_onto_a_full_disk_is_neither_a_divergence_nor_a_traceback(command):
         )
     assert done.returncode == Exit.UNKNOWN
     assert done.stderr.startswith("eaglecheck: cannot write: No space left on device\n")
+
+
+#: Ctrl-C while the command's modules are imported.
+STOPPED = """
+class Stopped:
+    def find_spec(name, *_):
+        if name == "harness.cli.main":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Stopped)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "said"),
+    [
+        (
+            "import os, tempfile; os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())",
+            2,
+            "is gone\n  go to another:  cd",
+        ),
+        (f"import sys; exec({STOPPED!r})", 3, "interrupted\n"),
+    ],
+    ids=["folder-gone", "interrupted-at-once"],
+)
+def test_what_cuts_a_command_off_before_it_begins_is_no_divergence(before, code, said):
+    """Python itself would end with 1, which means one."""
+    command = [sys.executable, "-c", f"from harness.launcher import main; {before}; main()", "doctor"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith("eaglecheck: ")
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(("first", "said"), [("rules-chain", True), ("conversation", False), (None, False)])
+def test_scenarios_that_run_in_another_order_than_named_say_so(first, said, place, monkeypatch):
+    """Those of rules-chain need an engine of their own, whose boot comes behind those that share the first one."""
+    found = results.run_of(results.judged("one"))
+    monkeypatch.setattr("harness.cli.run.run", lambda _plan, **_: found)
+    own = Path(__file__).parents[1] / "scenarios"
+    files = [own / f"{name}.json" for name in (first, "abort-in-chunk") if first]
+    named = [part for file in files for part in ("--scenario-file", str(file))]
+    done = call("run", "--engine", "0.5.23", *(("--scenario", "single") if first else ()), *named)
+    assert done.exit_code == 0, done.output
+    assert ("so in this order: single, abort-in-chunk, rules-chain\n" in done.stdout) == said
 
 
 def test_what_a_terminal_has_no_letter_for_is_printed_all_the_same():

@@ -106,3 +106,20 @@ def test_a_long_installation_says_that_it_goes_on(tmp_path, monkeypatch):
         closure.run(["sleep", "1"], lock=lock.fileno(), progress=said.append)
     assert len(said) >= 3
     assert said[0] == "still installing (0 s)"
+
+
+def test_whatever_stands_where_an_installation_goes_is_removed_and_a_links_end_is_left_alone(home, tmp_path):
+    home.mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    for name, make in {
+        "folder": Path.mkdir,
+        "file": Path.touch,
+        "link": lambda place: place.symlink_to(tmp_path / "elsewhere"),
+        "link-to-nothing": lambda place: place.symlink_to("/nowhere"),
+    }.items():
+        make(home / name)
+        said = []
+        closure.start_afresh(home / name, need_gb=0.0, progress=said.append)
+        assert said == [f"removing an unfinished or outdated {name}"]
+    assert not list(home.iterdir())
+    assert (tmp_path / "elsewhere").is_dir()

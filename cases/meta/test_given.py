@@ -15,7 +15,7 @@ from harness.checks import judge
 from harness.checks.given import not_given
 from harness.cli.outcome import TYPED, typed_again
 from harness.cli.programs import check_scenarios
-from harness.contract.scenario import EngineConfig, SpecConfig
+from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.contract.types import Outcome
 from harness.contract.usage import UsageError
 from harness.driving.adapt import Wanted, adapted
@@ -224,6 +224,20 @@ def test_storage_in_a_folder_is_taken_where_no_clock_decides_when_it_is_waited_f
     given = {"hicache_storage_backend": "file", "hicache_storage_prefetch_policy": "best_effort"}
     (asked,) = adapted([SCENARIO], Wanted(server_args=given), device="cpu")
     check_scenarios([asked], device="cpu")
+
+
+def test_a_decode_side_with_both_kinds_of_ranks_is_refused():
+    engine = {"dp_size": 2, "tp_size": 4, "disaggregation": True}
+    asked = Scenario.model_validate(
+        {
+            **SCENARIO.model_dump(mode="json"),
+            "checkpoint": "qwen3-tiny",
+            "spec": {"algorithm": "EAGLE3"},
+            "engine": engine,
+        }
+    )
+    with pytest.raises(UsageError, match=r"each DP rank is not driven\n  allowed: .* \(2\), or engine.dp_size 1"):
+        check_scenarios([asked], device="cpu")
 
 
 ENV = EngineEnv(version="0.5.13", python=Path("python"), pythonpath=(), torch="", ready=True)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from cases.meta.test_checks_sampled import (  # noqa: F401  (fixtures)
     accepts,
@@ -13,11 +14,17 @@ from cases.meta.test_checks_sampled import (  # noqa: F401  (fixtures)
     sampled,
     with_margin,
 )
+from harness.archive.event_facts import unfit
 from harness.checks.accepts import usual_draws
 from harness.checks.evidence import gather
 from harness.checks.judge import judge
+from harness.contract.requests import RequestSpec
 from harness.driving.oracle import Oracle, with_own
+from reference.choices import decide, first
+from reference.engine_view import Conditions
+from reference.logit_rules import Rules
 from reference.nearness import Near, farthest, nearest, of_end, of_logits, spread
+from reference.tree import with_depths
 from reference.verify import Uniforms, draw, rejection_walk, sampled_walk
 
 #: Logits of a peaked and of a flat distribution, and how large the errors are.
@@ -81,6 +88,9 @@ def test_a_share_near_its_threshold_is_as_near_as_a_number_near_an_end():
     walk = sampled_walk((9, 1), (-1, 0), row, numbers, most=1)
     assert walk.tokens == (2,)
     assert walk.near.margin == pytest.approx(0.0001)
+    wide = replace(numbers, nodes=(0.75, 0.9), threshold_single=1.0, threshold_acc=0.5)
+    near = sampled_walk((9, 1), (-1, 0), row, wide, most=1).near  # the share ends at 0.8
+    assert (near.distance, near.spread) == pytest.approx((0.05, 2 * spread(row[0], np.eye(4)[1])))
     both = replace(numbers, nodes=(0.1, 0.9), threshold_single=0.3999)  # what two ways accept takes both to refuse
     assert sampled_walk((9, 1), (-1, 0), row, both, most=1).near.margin > 0.1
 
@@ -137,6 +147,34 @@ def test_a_second_run_that_drew_otherwise_says_its_errors_all_the_same(pair, sam
     last = accepts(truth)[-1]
     drawn = with_own(truth, altered(truth, "slot", last, int(truth.rows.ints["slot"][last]) + 1))
     assert np.isfinite(drawn.tensors["own.logits"]).any()
-    assert all("own_distance" in event.data for event in drawn.events if "spread" in event.data)
+    draws = [event for event in drawn.events if "spread" in event.data]
+    assert draws
+    assert all("own_distance" in event.data and not unfit(event.name, event.data) for event in draws)
     verify = np.flatnonzero(truth.rows.strings["phase"] == "VERIFY")[-1]
     assert with_own(truth, altered(truth, "slot", verify, 99)) is truth
+
+
+def test_errors_count_before_a_temperature_divides_them():
+    """The same distribution made of logits twice as large: their errors reach half as far."""
+    row, tree = torch.tensor([[1.0, 0.4, 0.2, 0.0]] * 2, dtype=torch.float64), with_depths((9, 0), (-1, 0))
+    numbers = Conditions(uniforms=Uniforms(nodes=(0.3, 0.3), final=0.3))
+    nears = []
+    for temperature in (1.0, 2.0):
+        request = RequestSpec(rid="a", input_ids=(1, 2), temperature=temperature, top_p=0.9)
+        rules = Rules(request=request)
+        decided = decide(tree, row * temperature, numbers, rules, (), most=1, drafted=np.zeros((1, 4)))
+        nears += [decided.walk.near, first(row[0] * temperature, rules, (), None).walk.near]
+    for one, other in zip(nears[:2], nears[2:], strict=True):
+        assert (other.margin, other.spread) == pytest.approx((one.margin, one.spread / 2))
+    cut = Rules(request=RequestSpec(rid="a", input_ids=(1, 2), temperature=1.0, top_p=0.9)).distribution(row[0], ())[1]
+    whole = decide(
+        tree,
+        row,
+        numbers,
+        Rules(request=RequestSpec(rid="a", input_ids=(1,), temperature=1.0)),
+        (),
+        most=1,
+        drafted=np.zeros((1, 4)),
+    )
+    assert cut.margin < whole.walk.near.margin, "the cut is to be the nearest"
+    assert nears[0].margin == cut.margin

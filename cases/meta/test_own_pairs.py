@@ -202,6 +202,14 @@ def test_sizes_that_differ_are_no_pair(folder):
     assert own_pair(target, head).algorithm == "EAGLE3"  # whose width is its own
 
 
+def test_a_draft_in_a_form_that_sglang_does_not_read_is_refused_for_that(folder):
+    target = folder("target", {"lm_head.weight": (512, 64)})
+    nested = {"speculators_model_type": "eagle3", "transformer_layer_config": {"hidden_size": 64}}
+    head = folder("head", {"fc.weight": (64, 192)}, architectures=["Eagle3Speculator"], vocab_size=None, **nested)
+    with pytest.raises(UsageError, match="of the speculators library"):
+        own_pair(target, head)
+
+
 def test_our_own_scenarios_keep_their_shape_on_a_users_pair(tiny):
     from harness.cli.programs import choose_scenarios
 

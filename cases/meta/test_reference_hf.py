@@ -17,7 +17,7 @@ from harness.contract.requests import RequestSpec
 from harness.driving.checkpoint_files import read_checkpoint
 from harness.driving.footprint import footprint
 from reference.attention import Sight
-from reference.checkpoint import CheckpointError
+from reference.checkpoint import CheckpointError, read_json
 from reference.eagle1 import DraftHead
 from reference.hf_target import HfTarget
 from reference.pairs import load_pair, load_target
@@ -54,6 +54,22 @@ OTHERS = {
     "Qwen3Next": {"head_dim": 8, "num_experts": 4, **EXPERTS, **DELTA},
 }
 OWN = {"Llama": {}, "Qwen3": {"head_dim": 8}}
+SEES = {"hidden_size": 16, "intermediate_size": 32}
+#: Those that read images too: what their text's config has beside SIZES, and that of their images; text alone is read.
+WRAPPED = {
+    "Qwen2_5_VL": (
+        {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}},
+        SEES | {"depth": 1, "num_heads": 2, "out_hidden_size": 32, "fullatt_block_indexes": [0]},
+    ),
+    "Mistral3": (
+        {"model_type": "mistral", "head_dim": 8, "sliding_window": None},
+        SEES | {"model_type": "pixtral", "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8},
+    ),
+    "Gemma3": (
+        {"head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8},
+        SEES | {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14},
+    ),
+}
 TOKENS = torch.randint(3, 97, (24,), generator=torch.Generator().manual_seed(1))
 #: Two branches: parents, how many rows of the sequence each sees, and the branch's tokens.
 BRANCHES = [(10, (-1, 0, 0, 1, 3)), (20, (-1, 0, 1))]
@@ -62,11 +78,18 @@ PLACES = torch.tensor([10, 11, 11, 12, 13, 20, 21, 22])
 LINES = {4: (10, [5, 6, 8, 9]), 2: (10, [5, 7]), 0: (10, [5]), 7: (20, [11, 12, 13])}
 
 
+def auto(family):
+    return transformers.AutoModelForImageTextToText if family in WRAPPED else transformers.AutoModelForCausalLM
+
+
 def written(folder, family, **more):
     """A checkpoint of random weights, large enough that every layer counts."""
-    config = getattr(transformers, f"{family}Config")(**SIZES | more)
+    if family in WRAPPED:
+        text, images = WRAPPED[family]
+        more = {"text_config": SIZES | text, "vision_config": images}
+    config = getattr(transformers, f"{family}Config")(**more if family in WRAPPED else SIZES | more)
     torch.manual_seed(5)
-    module = transformers.AutoModelForCausalLM.from_config(config)
+    module = auto(family).from_config(config)
     for parameter in module.parameters():
         if parameter.dim() > 1:
             parameter.data.normal_(0, 0.15)
@@ -74,11 +97,11 @@ def written(folder, family, **more):
     return module.eval()
 
 
-@pytest.fixture(scope="module", params=[*OWN, *OTHERS])
+@pytest.fixture(scope="module", params=[*OWN, *OTHERS, *WRAPPED])
 def loaded(request, tmp_path_factory):
     """(folder, Hugging Face's own module, the target made of it)."""
     folder = tmp_path_factory.mktemp(request.param)
-    module = written(folder, request.param, **(OWN | OTHERS)[request.param])
+    module = written(folder, request.param, **(OWN | OTHERS).get(request.param, {}))
     return folder, module, HfTarget.load(folder)
 
 
@@ -114,9 +137,9 @@ def test_weights_are_held_once_and_computed_with_in_either_width(loaded):
     folder, _, _ = loaded
     target = HfTarget.load(folder, torch.float32, held=torch.bfloat16)
     for dtype, view in ((torch.float32, target), (torch.bfloat16, target.computing(torch.bfloat16))):
-        module = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.bfloat16, attn_implementation="eager"
-        )
+        module = auto(
+            read_json(folder / "config.json")["architectures"][0].removesuffix("ForConditionalGeneration")
+        ).from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager")
         module = module if dtype == torch.bfloat16 else module.float()  # .to(bfloat16) would round the rotation too
         said = module.eval()(input_ids=TOKENS[None], use_cache=False).logits[0]
         logits = view.logits(view.read(TOKENS, keep=(view.layers,)).states[view.layers])

@@ -15,6 +15,7 @@ import torch
 
 from cases.meta.published_heads import make_pair
 from cases.meta.speculating import FreeSession
+from harness.archive.event_facts import unfit
 from harness.checks.judge import judge
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
@@ -126,7 +127,7 @@ def test_a_neighbours_state_stays_wrong(oracle, phase):
 def test_more_ties_than_rounding_makes_are_a_finding(oracle):
     scenario, engine = driven(oracle, 0)
     reference = oracle.answer(scenario, engine)
-    told = [event for event in reference.events if event.name == "routing"]
+    told = list(reference.named("routing"))
     many = np.flatnonzero(reference.rows.ints["position"] >= 0).tolist()
     data = {"rows": many, "usual": 4.0}
     others = tuple(event for event in reference.events if event.name != "routing")
@@ -134,6 +135,7 @@ def test_more_ties_than_rounding_makes_are_a_finding(oracle):
     _, found = roots(scenario, engine, replace(reference, events=(*others, event)))
     assert "tie-rate" in {one.hint for one in found}
     assert all(one.data["usual"] > 0 for one in told)
+    assert [unfit(one.name, one.data) for one in (event, *told)] == [""] * (1 + len(told)), "a stored run is read again"
 
 
 def router(weight):

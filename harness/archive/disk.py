@@ -1,10 +1,9 @@
-"""Atomic writes, and readable errors for what cannot be written."""
+"""Readable errors for what cannot be written."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,13 +27,3 @@ def readable_errors(folder: Path, *, kept: str, instead: Callable[[], str]) -> I
             f"the disk is full: cannot write to {folder}, {shutil.disk_usage(place).free} bytes free\n"
             f"  {kept}\n  see what is large:  du -sh {folder.parent}/* | sort -h"
         ) from error
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """On the disk before the name is: a verdict must survive a power cut."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with draft.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)

@@ -39,6 +39,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "transfer": ("rid",),
     "update": ("what", "success", "message"),
     "memory": ("what", "success", "message"),
+    "routing": ("rows", "usual"),
     "tp_rank": ("tp_rank", "rows"),
     "tp_differs": ("tp_rank", "round", "phase", "step", "column", "first_rank", "this_rank"),
 }
@@ -103,13 +104,14 @@ class _Said(BaseModel):
     output_ids: tuple[int, ...] = ()
     margins: tuple[float | str, ...] = ()
     margin: float | str = 0.0
+    usual: float = 0.0
     distance: float = 0.0
     own_distance: float = 0.0
     spread: float = 0.0
     coins: dict[str, _Coins] = {}
     thresholds: tuple[float, float] = (1.0, 1.0)
     rule: str = ""
-    rows: int | None = 0
+    rows: int | tuple[int, ...] | None = 0
     announced: tuple[int, ...] | None = ()
     prefixes: tuple[int, ...] = ()
     holes: tuple[int, ...] = ()

@@ -20,7 +20,7 @@ LATEST = "latest"
 PLAN = "plan.json"
 #: Files of which a folder of ours has at least one.
 OWN = (MANIFEST, EVENTS, VERDICT, SCENARIO, PLAN)
-#: Where reproducers lie in a run; older ones called them specimens.
+#: Where a run keeps its failures, each a folder that `replay` takes; older ones called them specimens.
 REPRODUCERS = ("reproducers", "specimens")
 #: Folders named in a message.
 SHOWN = 5

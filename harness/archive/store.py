@@ -31,6 +31,7 @@ from harness.archive.run_folders import (
     EVENTS,
     FINDINGS,
     MANIFEST,
+    REPRODUCERS,
     SCENARIO,
     VERDICT,
     is_locked,
@@ -49,9 +50,6 @@ from harness.contract.usage import UserError
 from harness.contract.words import counted
 
 Model = TypeVar("Model", bound=BaseModel)
-
-#: Where a run keeps its failures, each a folder that `replay` takes.
-REPRODUCERS = "reproducers"
 
 
 class StoreError(UserError):
@@ -204,8 +202,8 @@ def read_findings(path: Path) -> Iterator[Divergence]:
 
 
 def reproducers_in(run: Path) -> list[Path]:
-    """The reproducer folders of a run, or of a night; older ones called them specimens."""
-    return sorted(path.parent for name in (REPRODUCERS, "specimens") for path in run.glob(f"{name}/*/{MANIFEST}"))
+    """The reproducer folders of a run, or of a night."""
+    return sorted(path.parent for name in REPRODUCERS for path in run.glob(f"{name}/*/{MANIFEST}"))
 
 
 def reproducer_of(folder: Path) -> Path | None:

@@ -7,7 +7,6 @@ which file, what was found, what is allowed, and what to do. This module must no
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -126,19 +125,12 @@ def write_trace(folder: Path, trace: Trace) -> list[Path]:
 
     files = trace_files(folder, trace.side)
     files["tensors"].parent.mkdir(parents=True, exist_ok=True)
-    _replace(
+    plain_files.replace(
         files["tensors"], safetensors.numpy.save(_contiguous(trace.tensors), metadata={"trace": str(TRACE_SCHEMA)})
     )
-    _replace(files["rows"], rows_bytes(trace.rows))
-    _replace(files["json"], _head_bytes(trace))
+    plain_files.replace(files["rows"], rows_bytes(trace.rows))
+    plain_files.replace(files["json"], _head_bytes(trace))
     return list(files.values())
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Whole or not at all: a reader never sees half a file."""
-    draft = path.with_name(path.name + ".part")
-    draft.write_bytes(content)
-    os.replace(draft, path)
 
 
 def _contiguous(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from harness.archive import digests
 from harness.archive.again import run_again
-from harness.archive.disk import readable_errors, write_whole
+from harness.archive.disk import readable_errors
 from harness.archive.records import (
     STORE_VERSION,
     ReproducerManifest,
@@ -39,6 +39,7 @@ from harness.archive.run_folders import (
 )
 from harness.archive.store import read_model
 from harness.archive.trace_io import plain, write_trace
+from harness.contract import plain_files
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Verdict
@@ -177,7 +178,7 @@ def _content(model: BaseModel) -> bytes:
 
 def _write_whole(path: Path, content: bytes) -> None:
     with _disk(path.parent):
-        write_whole(path, content)
+        plain_files.replace(path, content, sync=True)
 
 
 def _disk(folder: Path) -> contextlib.AbstractContextManager[None]:

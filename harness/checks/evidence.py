@@ -103,6 +103,11 @@ class Evidence:
         return tie_limit(scale=scale, budget=budget_for(self.dtype), noise=noise)
 
     @property
+    def embedded(self) -> frozenset[str]:
+        """Requests whose prompts came as embeddings: the target reads those, and no ids of theirs."""
+        return frozenset(one.rid for one in self.scenario.requests if one.input_embeds)
+
+    @property
     def dtype(self) -> str:
         """What the engine computed in; a device without the scenario's dtype took another."""
         return dtype_of(self.scenario, self.engine)

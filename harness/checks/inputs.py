@@ -51,9 +51,10 @@ def _token(evidence: Evidence, index: int, expected: int | None, hint: str, resu
 
 
 def _prompt_rows(evidence: Evidence, result: CheckResult) -> None:
+    """Where a prompt came as embeddings the target reads those, and no ids: its rows say what they were."""
     slots = evidence.table.ints["slot"]
     for share, indices in evidence.table.each(Phase.PREFILL):
-        for index in indices:
+        for index in indices if share[1] not in evidence.embedded else ():
             expected = evidence.text(share).get(share[3] + slots[index])
             _token(evidence, index, expected, "not-the-text", result)
 

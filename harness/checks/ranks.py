@@ -262,7 +262,7 @@ def check_states_of_idle_ranks(evidence: Evidence) -> CheckResult:
     """
     result = CheckResult()
     busy = _by_moment(evidence, "busy_state")
-    for event in (event for event in evidence.engine.events if event.name == "idle_state"):
+    for event in evidence.engine.named("idle_state"):
         if event.data.get("held"):
             result.divergences.append(_fault(event, kind=Kind.SHAPE, expected=0, hint="idle-rows", field="held"))
         for field, hint in (("width", "idle-width"), ("dtype", "idle-dtype")):
@@ -306,9 +306,9 @@ def check_announced_counts(evidence: Evidence) -> CheckResult:
     for name in ("busy_state", "idle_state"):
         for (at, phase, step), events in _by_moment(evidence, name).items():
             for event in events if not step else ():  # later draft steps go on with what SGLang padded for the first
-                rank = at, phase, event.dp_rank
-                moments.setdefault((at, stages.get(phase, phase), layers[rank]), []).append(event)
-                layers[rank] += 1
+                forward = at, phase, event.dp_rank
+                moments.setdefault((at, stages.get(phase, phase), layers[forward]), []).append(event)
+                layers[forward] += 1
     for _, events in sorted(moments.items()):
         rows: dict[int, Any] = {event.dp_rank: event.data.get("rows") for event in events}
         for event in events[1:]:
@@ -339,9 +339,8 @@ def _moment(event: Event) -> Moment:
 
 def _by_moment(evidence: Evidence, name: str) -> dict[Moment, list[Event]]:
     found: dict[Moment, list[Event]] = {}
-    for event in evidence.engine.events:
-        if event.name == name:
-            found.setdefault(_moment(event), []).append(event)
+    for event in evidence.engine.named(name):
+        found.setdefault(_moment(event), []).append(event)
     return found
 
 

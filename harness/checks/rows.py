@@ -142,9 +142,7 @@ def check_rows_of_both_sides(evidence: Evidence) -> CheckResult:
     """MISSING_ROW and EXTRA_ROW between the sides."""
     assert evidence.aligned is not None
     assert evidence.reference is not None
-    stopped = {
-        str(event.data["rid"]): event for event in evidence.reference.events if event.name == "reference_stopped"
-    }
+    stopped = {str(event.data["rid"]): event for event in evidence.reference.named("reference_stopped")}
     judged = judged_walks(evidence)
     pruned = {part.share for parts in evidence.parts.values() for part in parts if ends_here(evidence, part)}
     found = [

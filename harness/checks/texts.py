@@ -105,8 +105,7 @@ def _masks(evidence: Evidence) -> dict[tuple[Any, ...], list[str]]:
     """The engine's own: by share and phase, one a row."""
     return {
         (event.dp_rank, rid, attempt, committed, event.data["phase"]): bits
-        for event in evidence.engine.events
-        if event.name == "masks"
+        for event in evidence.engine.named("masks")
         for rid, attempt, committed, bits in zip(
             *(event.data[name] for name in ("rids", "attempts", "committed", "bits")), strict=True
         )
@@ -127,8 +126,8 @@ def check_texts(evidence: Evidence) -> CheckResult:
     """TOKEN where an output runs past its stop string, ends without one, or comes back as another text."""
     result = CheckResult()
     assert evidence.reference is not None
-    written = {event.data["rid"]: event.data for event in evidence.reference.events if event.name == "written"}
-    answers = {event.data["rid"]: event.data for event in evidence.engine.events if event.name == "text"}
+    written = {event.data["rid"]: event.data for event in evidence.reference.named("written")}
+    answers = {event.data["rid"]: event.data for event in evidence.engine.named("text")}
     result.unknown = [
         f"the text of {request.rid} is not judged: the reference has no tokenizer"
         for request in evidence.scenario.requests

@@ -1,5 +1,5 @@
 """`python -m harness.cli`: the `eaglecheck` command where it is not installed."""
 
-from harness.cli.main import app
+from harness.launcher import main
 
-app(prog_name="eaglecheck")
+main()

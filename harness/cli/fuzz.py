@@ -82,7 +82,7 @@ def command(
     from cases.generation import generate, greedy  # Hypothesis
 
     console = Console(stderr=json == "-")
-    check_target(json)
+    check_target(json, beside=prepare.runs_root(runs))
     version = envs.resolve(engine)
     own = own_pair(target, draft)
     boots = _boots(family or usual_family(own), boot or [], release=version, own=own)

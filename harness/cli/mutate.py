@@ -13,10 +13,10 @@ import typer
 from rich.console import Console
 
 from cases.families import FAMILIES
-from harness.archive.disk import write_whole
 from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept, typed_again
 from harness.cli.settings import OF_KERNELS, takes_settings
+from harness.contract import plain_files
 from harness.contract.outputs import check_target, writable, write_json
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
@@ -96,7 +96,7 @@ def command(
                 f"  name what another shard kept:  RUNS/mutate-{version}-FAMILIES/seed-{seed}"
             )
     lease = prepare.gpu_lease(device, gpu_share)
-    part = (1, 1) if shard is None else _shard(shard)
+    part = prepare.shard_of(shard)
     runs_root = writable(prepare.runs_root(runs))
     env = prepare.engine_environment(version, lambda text: say(console, text))
     if (package := env.package) is None:
@@ -113,7 +113,7 @@ def command(
     if follow_only:
         return Exit.PASS if all(not one.why for one in followed.sounds) else Exit.UNKNOWN
     plan = _plan(setup, followed, names, count=count, captured=inside_graphs, survivors_of=survivors_of)
-    write_whole(folder / fates.PLAN, plan.model_dump_json(indent=1).encode())
+    plain_files.replace(folder / fates.PLAN, plan.model_dump_json(indent=1).encode(), sync=True)
     explained = fates.explanations()
     part_of = fates.shares(plan.mutants, part)
     if asked_only is not None:
@@ -224,10 +224,3 @@ def _named(plan: Campaign, names: list[str]) -> list[Asked]:
         if name not in known:
             raise UsageError(f"--only: {unknown('mutant', name, known)}")
     return [known[name] for name in names]
-
-
-def _shard(text: str) -> tuple[int, int]:
-    number, _, of = text.partition("/")
-    if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
-        raise UsageError(f"--shard {text}: not N/M\n  for example:  --shard 1/2")
-    return int(number), int(of)

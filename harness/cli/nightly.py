@@ -90,7 +90,7 @@ def check_store(root: Path) -> None:
 def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     """The whole of it. Exits 0 for a green night, 1 or 3 for a red one; a shard is not judged and exits 0."""
     entries = known.read(asked.known)
-    shard = _shard(asked.shard)
+    shard = prepare.shard_of(asked.shard)
     prepare.check_device(asked.device)
     lease = prepare.gpu_lease(asked.device, asked.gpu_share)
     cells = _cells(asked)
@@ -308,15 +308,6 @@ def _named(text: str | None, allowed: Sequence[str], *, what: str) -> list[str]:
         if name not in allowed:
             raise UsageError(unknown(what, name, [*allowed, ALL]))
     return names
-
-
-def _shard(text: str | None) -> tuple[int, int]:
-    if text is None:
-        return (1, 1)
-    number, _, of = text.partition("/")
-    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
-        raise UsageError(f"--shard {text!r} is not a shard\n  allowed: I/N with I from 1 to N, for example 2/3")
-    return (int(number), int(of))
 
 
 def _seed(asked: Asked) -> int:

@@ -6,7 +6,6 @@ It must not hide an error: one that is not a `UserError` is an internal error an
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import os
 import shlex
@@ -23,9 +22,10 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from harness.archive.disk import FULL
 from harness.contract.outputs import write_json
 from harness.contract.types import Outcome
-from harness.engines.processes import interrupts_held
+from harness.engines.processes import handled, interrupts_held
 
 
 class Exit(IntEnum):
@@ -40,8 +40,6 @@ class Exit(IntEnum):
 
 BY_OUTCOME = {Outcome.PASS: Exit.PASS, Outcome.FAIL: Exit.DIVERGENCE, Outcome.UNKNOWN: Exit.UNKNOWN}
 
-#: No room where output goes, which may be standard output itself.
-FULL = (errno.ENOSPC, errno.EDQUOT)
 
 #: What stood behind `eaglecheck` when the command that runs now was called.
 TYPED: ContextVar[Sequence[str]] = ContextVar("typed", default=())
@@ -118,12 +116,8 @@ def termination_as_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt(f"ended by {signal.Signals(number).name}")
 
     heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in heeded}  # an ignored one stays so: nohup
-    try:
+    with handled(heeded, stop):  # an ignored one stays so: nohup
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

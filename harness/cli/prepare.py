@@ -316,6 +316,16 @@ def split_list(text: str, *, option: str) -> list[str]:
     return parts
 
 
+def shard_of(text: str | None) -> tuple[int, int]:
+    """'2/3' as (2, 3), the whole as (1, 1); UsageError for what is no part."""
+    if text is None:
+        return (1, 1)
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise UsageError(f"--shard {text!r} is not a shard\n  allowed: I/N with I from 1 to N, for example 2/3")
+    return (int(number), int(of))
+
+
 def ahead(boots: int, seconds: float | None) -> str:
     """What a run of generated scenarios will cost: boots at half a minute to two each, and seconds of scenarios."""
     drawn = f"; generated scenarios take at most {seconds / 60:.2g} min beside that" if seconds else ""

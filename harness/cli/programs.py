@@ -354,10 +354,10 @@ def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterat
             f"engine.tp_size is {engine.tp_size}, and engine.dp_size {engine.dp_size} does not divide it: each DP rank "
             f"has as many TP ranks as the others\n  allowed: a multiple of {engine.dp_size}"
         )
-    elif engine.disaggregation and engine.tp_size != engine.dp_size:
+    elif engine.disaggregation and engine.tp_size > engine.dp_size > 1:
         yield (
-            f"engine.tp_size is {engine.tp_size} with engine.disaggregation: hand-overs between sides of several TP "
-            f"ranks are not driven\n  allowed: the value of engine.dp_size ({engine.dp_size})"
+            f"engine.tp_size is {engine.tp_size} with engine.disaggregation: a decode side of several TP ranks in each "
+            f"DP rank is not driven\n  allowed: the value of engine.dp_size ({engine.dp_size}), or engine.dp_size 1"
         )
     for token in spec.token_map or ():
         if recipe is None or not 0 <= token < recipe.vocab:

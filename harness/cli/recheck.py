@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -274,10 +274,7 @@ def _engine_of(stored: _Stored) -> tuple[str, str]:
 
 
 def _result(stored: _Stored, results: list[ScenarioResult]) -> RunResult:
-    verdict = verdict_of(results)
-    if stored.missing:
-        outcome = Verdict.merge([verdict.outcome, Outcome.UNKNOWN])
-        verdict = replace(verdict, outcome=outcome, reasons=(*verdict.reasons, stored.missing))
+    missing = [Verdict(outcome=Outcome.UNKNOWN, reasons=(stored.missing,))] if stored.missing else []
     release, device = _engine_of(stored)
     return RunResult(
         folder=stored.folder,
@@ -286,7 +283,7 @@ def _result(stored: _Stored, results: list[ScenarioResult]) -> RunResult:
         revert=stored.engine.get("revert"),
         header=dict(_header(stored)),
         results=tuple(results),
-        verdict=verdict,
+        verdict=verdict_of(results, *missing),
         cost=Cost(),
         pair=stored.pair,
     )

@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.contract import plain_files
 from harness.contract.outputs import WriteFailed, cannot_write, writable, write_text
 from reports.columns import FRAMES, arrow_schema, frame, join
 from reports.frames import trend_row
@@ -59,9 +60,7 @@ def _frames(report: Report) -> Iterable[tuple[str, pd.DataFrame]]:
 
 
 def _write_whole(folder: Path, name: str, content: bytes, *, option: str) -> None:
-    part = writable(folder, option=option) / f"{name}.part"
     try:
-        part.write_bytes(content)
-        part.replace(folder / name)
+        plain_files.replace(writable(folder, option=option) / name, content)
     except OSError as error:
         raise WriteFailed(cannot_write(folder / name, str(error.strerror), option)) from error

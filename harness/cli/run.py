@@ -73,7 +73,7 @@ def command(
     agrees, 1 if something diverges, 3 if a scenario could not be judged.
     """
     console = Console(stderr=json == "-")
-    check_target(json, inputs=scenario_file or ())
+    check_target(json, inputs=scenario_file or (), beside=prepare.runs_root(runs))
     own = own_pair(target, draft)
     of_prompts_alone = {"--arrivals": arrivals, "--max-new-tokens": max_new_tokens, "--seed": seed}
     if prompts is None and (given := [name for name, value in of_prompts_alone.items() if value is not None]):

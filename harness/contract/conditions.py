@@ -58,7 +58,10 @@ def settings_of(
     checkpoint: str = "",
     draft: DraftFacts = NO_DRAFT,
 ) -> dict[str, int | bool | str]:
-    """What an engine runs with. The only place that knows what our own fields are called."""
+    """What an engine runs with. The only place that knows what our own fields are called.
+
+    updates, late_writes: how often it is given other weights, and pages of KV that land late.
+    """
     return {
         "num_steps": spec.num_steps,
         "eagle_topk": spec.eagle_topk,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from packaging.version import InvalidVersion, Version
@@ -214,20 +214,9 @@ class KnownIssue(_Page):
         """Whether a signature, or a reason for UNKNOWN, is one of its own."""
         return any(fnmatchcase(text, one) for one in self.signatures) or any(part in text for part in self.reasons)
 
-    def reached_by(
-        self,
-        spec: SpecConfig,
-        engine: EngineConfig,
-        *,
-        requests: int = 1,
-        updates: int = 0,
-        late: int = 0,
-        checkpoint: str = "",
-        draft: DraftFacts = NO_DRAFT,
-    ) -> bool:
-        """Whether such an engine can show it. updates, late: how often it is given other weights, and late writes."""
-        facts = {"requests": requests, "updates": updates, "late_writes": late}
-        settings = settings_of(spec, engine, checkpoint=checkpoint, draft=draft, **facts)
+    def reached_by(self, spec: SpecConfig, engine: EngineConfig, **facts: Any) -> bool:
+        """Whether such an engine can show it. facts: what else conditions speak of, see `conditions.settings_of`."""
+        settings = settings_of(spec, engine, **facts)
         return spec.algorithm in self.algorithms and all(holds(one, settings) for one in self.settings)
 
     def assumable_on(self, device: str) -> bool:
@@ -409,7 +398,7 @@ def known_as(
             scenario.engine,
             requests=requests,
             updates=scenario.updates,
-            late=sum(op.kind == "transfer" and op.name == "land" for op in scenario.script),
+            late_writes=sum(op.kind == "transfer" and op.name == "land" for op in scenario.script),
             checkpoint=scenario.checkpoint,
             draft=draft,
         )

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from harness.contract import plain_files
 from harness.contract.usage import UserError
 
 
@@ -33,10 +34,12 @@ def check_target(
     option: str = "json",
     inputs: Iterable[Path | None] = (),
     runs: Iterable[Path | None] = (),
+    beside: Path | None = None,
 ) -> None:
     """OutputError if `write_text` could not write there.
 
     inputs: files that the command reads, kept as they are; runs: the same of folders, with all that is in them.
+    beside: the folder that the command will make for its runs.
     """
     if target is None or str(target) == "-":
         return
@@ -44,7 +47,7 @@ def check_target(
     check_outside(path, runs, option=option)
     if any(one is not None and one.exists() and path.exists() and path.samefile(one) for one in inputs):
         raise OutputError(cannot_write(path, "the command reads it", option))
-    if path.is_dir():
+    if path.is_dir() or (beside is not None and path.resolve() == beside.resolve()):
         raise OutputError(cannot_write(path, "it is a folder", option))
     if not path.parent.is_dir():
         raise OutputError(cannot_write(path, f"there is no folder {path.parent}", option))
@@ -70,13 +73,11 @@ def write_text(text: str, target: str, *, option: str = "json") -> None:
         sys.stdout.write(text)
         return
     path = Path(target)
-    part = path.with_name(f"{path.name}.part")
     try:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")  # a device or a pipe, which must not be replaced by a file
             return
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        plain_files.replace(path, text.encode())
     except OSError as error:
         raise WriteFailed(cannot_write(path, str(error.strerror), option)) from error
 

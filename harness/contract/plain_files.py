@@ -1,4 +1,4 @@
-"""Reads regular files only; anything else is refused before it is opened.
+"""Reads regular files only, anything else is refused before it is opened; and writes them whole or not at all.
 
 A named pipe would hold whoever opens it, /dev/zero never ends, and a device may act on being opened. Links to regular
 files are followed. It must not know what the files hold.
@@ -33,6 +33,18 @@ def content(path: Path) -> bytes:
     """The bytes of a regular file in a folder. NotPlainError for anything else, which is not opened; OSError."""
     check(path)
     return path.read_bytes()
+
+
+def replace(path: Path, content: bytes, *, sync: bool = False) -> None:
+    """Write it beside and move it into place: a reader sees the whole file or none. sync: on the disk before its name
+    is, so that it survives a power cut."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with draft.open("wb") as file:
+        file.write(content)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(draft, path)
 
 
 def sha256(path: Path) -> str:

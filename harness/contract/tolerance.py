@@ -163,11 +163,6 @@ def choice_margin(*, top_ids: Ints, top_logits: Floats, expected: int, observed:
     return abs(float(logits[expected]) - float(logits[observed]))
 
 
-def is_tie(*, margin: float, scale: float, budget: Budget) -> bool:
-    """TIE: whether a different token is the same choice. A NaN margin is not."""
-    return margin < tie_limit(scale=scale, budget=budget)
-
-
 def too_many_ties(*, ties: int, usual: float) -> bool:
     """Whether the number of ties is itself suspicious: more than chance explains where `usual` are expected."""
     return ties > max(TIES_ALWAYS_ALLOWED, usual + TIE_DEVIATIONS * math.sqrt(usual))

@@ -41,4 +41,6 @@ def meant(name: str, names: Iterable[str]) -> str:
 def unknown(what: str, name: str, allowed: Iterable[str]) -> str:
     """The text for a name that is none of the allowed ones, with the nearest."""
     names = list(allowed)
+    if "," in name and {*name.split(",")} <= {*names}:
+        return f"{what} {name!r}: several in one word\n  name them one by one, the option before each"
     return f"unknown {what} {name!r}{meant(name, names)}\n  allowed: {', '.join(names)}"

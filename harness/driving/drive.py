@@ -264,9 +264,9 @@ class _Run:
         """Everything that was done, seen and read."""
         self.assembler.events = [event for _, event in sorted(self.events, key=lambda one: one[0])]
         trace = self.assembler.build(scenario_id=self.scenario.id, header=header)
+        beside = {place[1:]: assembler for place, assembler in self.others.items()}
         others = {
-            place[1:]: assembler.build(scenario_id=self.scenario.id, header=header)
-            for place, assembler in self.others.items()
+            ranks: assembler.build(scenario_id=self.scenario.id, header=header) for ranks, assembler in beside.items()
         }
         return replace(trace, events=(*trace.events, *compared(trace, others)))
 
@@ -294,12 +294,16 @@ def drive(
     """
     header = dict(engine.handshakes[0])
     places = [_place_of(rank) for rank in engine.handshakes]
+    second = [place for place in places if any(one[:2] == place[:2] and one < place for one in places)]
+    beside = {place[1:]: Assembler() for place in second}  # of a pair of engines one for both
     run = _Run(
         engine=engine,
         scenario=scenario,
         on_step=on_step,
         eos=tuple(header.get(EOS, ())),
-        others={place: Assembler() for place in places if any(one[:2] == place[:2] and one < place for one in places)},
+        others={
+            place: beside[place[1:]] for place in places if any(one[:2] == place[:2] and one < place for one in places)
+        },
     )
     try:
         settings = scenario.engine

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from pathlib import Path
 
 from harness.contract import plain_files
@@ -23,7 +22,8 @@ def sha256_of(file: Path) -> str:
     if key not in known:
         found = plain_files.sha256(file)
         with contextlib.suppress(OSError):
-            _keep(store, {**_known(store), key: found})
+            store.parent.mkdir(parents=True, exist_ok=True)
+            plain_files.replace(store, json.dumps({**_known(store), key: found}).encode())
         return found
     return str(known[key])
 
@@ -34,11 +34,3 @@ def _known(store: Path) -> dict[str, str]:
     except (OSError, NotJSON):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _keep(store: Path, known: dict[str, str]) -> None:
-    """Written beside and moved into place, so that nobody reads half of it."""
-    store.parent.mkdir(parents=True, exist_ok=True)
-    part = store.with_name(f"{KEPT}.{os.getpid()}")
-    part.write_text(json.dumps(known))
-    part.replace(store)

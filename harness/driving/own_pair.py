@@ -143,6 +143,12 @@ def own_pair(target: Path | None, draft: Path | None) -> OwnPair | None:
             "  name the folder of its draft:  --draft FOLDER"
         )
     other = one if itself or draft is None else read_checkpoint("--draft", draft)
+    if "speculators_model_type" in other.config:
+        raise UsageError(
+            f"--draft {draft}: config.json is of the speculators library (speculators_model_type "
+            f"{other.config['speculators_model_type']!r}), which no SGLang release here reads\n"
+            "  convert it to the form of an EAGLE head, such as LlamaForCausalLMEagle3"
+        )
     vocab = one.of_text("vocab_size")
     if not isinstance(vocab, int):
         raise UsageError(f"--target {target}: vocab_size is {vocab!r} in config.json, not a number\n  {OWN}")

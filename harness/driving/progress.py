@@ -13,7 +13,7 @@ from typing import Any
 
 from cases.adapters import of_target
 from cases.tokenizers import tokenizer_for
-from harness.archive.store import REPRODUCERS
+from harness.archive.run_folders import REPRODUCERS
 from harness.archive.writer import write_reproducer
 from harness.both_sides.leases import Request
 from harness.checks.explained import Spot, explained, spot
@@ -226,7 +226,7 @@ class ScenarioResult:
         """A folder under `root` that `eaglecheck replay` runs again; by default its name says the release too."""
         reverted = f"-r{self.setup.revert}" if self.setup.revert else ""
         folder = (
-            root / REPRODUCERS / (name or f"{self.scenario.name}-{self.scenario.id}-{self.setup.release}{reverted}")
+            root / REPRODUCERS[0] / (name or f"{self.scenario.name}-{self.scenario.id}-{self.setup.release}{reverted}")
         )
         first = self.first or next(iter(self.divergences), None)
         return write_reproducer(

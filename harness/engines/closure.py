@@ -229,9 +229,12 @@ def installing(name: str, progress: Progress) -> Iterator[int]:
 
 def start_afresh(folder: Path, *, need_gb: float, progress: Progress) -> None:
     """Remove what an interrupted or outdated installation left at `folder`, then see that there is room."""
-    if folder.exists():
+    if os.path.lexists(folder):
         progress(f"removing an unfinished or outdated {folder.name}")
-        shutil.rmtree(folder)
+        if folder.is_dir() and not folder.is_symlink():
+            shutil.rmtree(folder)
+        else:  # a file, or a link that leads nowhere
+            folder.unlink()
     check_room(need_gb, what=f"for {folder.name}")
 
 
@@ -266,7 +269,4 @@ def write_marker(folder: Path, data: dict[str, Any]) -> None:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Readers see the whole file or none."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    partial.write_text(json.dumps(data, indent=1) + "\n")
-    os.replace(partial, path)
+    plain_files.replace(path, (json.dumps(data, indent=1) + "\n").encode())

@@ -10,8 +10,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -31,14 +32,23 @@ def interrupts_held() -> Iterator[None]:
         return
     held: list[int] = []
     numbers = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(one))]
-    before = {number: signal.signal(number, lambda got, _frame: held.append(got)) for number in numbers}
+    try:
+        with handled(numbers, lambda got, _frame: held.append(got)):
+            yield
+    finally:
+        for late in held:
+            signal.raise_signal(late)
+
+
+@contextlib.contextmanager
+def handled(numbers: Iterable[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Signals with another handler, for as long as this block runs."""
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for late in held:
-            signal.raise_signal(late)
+        for number, own in before.items():
+            signal.signal(number, own)
 
 
 def end_group(group: int) -> None:

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.archive.store import REPRODUCERS, StoreError
+from harness.archive.run_folders import REPRODUCERS
+from harness.archive.store import StoreError
 from harness.contract import plain_files
 from harness.contract.words import counted
 from harness.night.records import CellResult, Night, NightPlan, unaccounted
@@ -39,7 +40,7 @@ def merge(shards: Sequence[Kept], *, root: Path, now: str) -> tuple[Path, Night]
         }
     )
     folder = begin(root, plan, again=before is not None)
-    shutil.rmtree(folder / REPRODUCERS, ignore_errors=True)
+    shutil.rmtree(folder / REPRODUCERS[0], ignore_errors=True)
     cells: list[CellResult] = []
     for shard in shards:
         if shard.night is not None:

@@ -16,7 +16,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from harness.archive import run_folders
-from harness.archive.disk import readable_errors, write_whole
+from harness.archive.disk import readable_errors
 from harness.archive.store import StoreError
 from harness.contract import plain_files
 from harness.contract.json_files import BadDocument, parsed, validated
@@ -89,7 +89,7 @@ def torn(folder: Path, *, deep: bool = True) -> list[Path]:
 
 def _write(path: Path, model: BaseModel) -> None:
     with disk(path.parent):
-        write_whole(path, (model.model_dump_json(indent=1) + "\n").encode())
+        plain_files.replace(path, (model.model_dump_json(indent=1) + "\n").encode(), sync=True)
 
 
 def _read(path: Path, model: type[Model]) -> Model:
