@@ -200,7 +200,7 @@ def _held(rid: str, length: int, seed: int, **keys: Any) -> RequestSpec:
 
 _GRAMMAR = program(
     "constrained",
-    [_held("a", 7, 11, regex="([a-z]|[0-9])+[;]"), _held("b", 12, 21, regex="[^0-9]{30,60}"), _held("c", 5, 22)],
+    [_held("a", 7, 11, regex="[0-9]([a-z]|[0-9])+[;]"), _held("b", 12, 21, regex="[^0-9]{30,60}"), _held("c", 5, 22)],
     [submit("a", "b", "c"), DRAIN],
     **TEXTS,
 )
@@ -240,6 +240,17 @@ _ANSWERS = program(
     "answers",
     [request(rid, 7 + i, seed=51 + i, new=9).model_copy(update=_RETURNED[i]) for i, rid in enumerate("abc")],
     [submit("a", "b", "c"), DRAIN],
+)
+
+#: Alone, since another request beside it ends some releases (F-040).
+_NAMED = program(
+    "named-ids",
+    [
+        request("a", 8, seed=57, new=9).model_copy(
+            update={"return_logprob": True, "token_ids_logprob": (3, 30, 300), "logprob_start_len": 0}
+        )
+    ],
+    [submit("a"), DRAIN],
 )
 
 _STATES = program(
@@ -316,7 +327,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "grammar": (_GRAMMAR,),
     "strings": (_STRINGS,),
     "rules": (_RULES,),
-    "answers": (_ANSWERS,),
+    "answers": (_ANSWERS, _NAMED),
     "states": (_STATES,),
     "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),
 }
