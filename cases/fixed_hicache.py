@@ -14,6 +14,8 @@ from harness.contract.scenario import Op, Scenario
 #: The prompt that everybody comes back to: pages of 16 and of one token end in it.
 COMMON = tokens(seed=501, length=64)
 WANTS = ("prefix_hit", "host_written_back", "host_hit")
+#: Requests that fill device and host, also where a row goes to the host no sooner than it leaves the device.
+_FILLERS = "uvwxyz"
 
 
 def _behind(rid: str, seed: int, *, shared: int = len(COMMON), more: int, new: int) -> RequestSpec:
@@ -102,20 +104,20 @@ def host_shapes(boot: Boot) -> list[Scenario]:
 
 
 def _storage_shapes(boot: Boot) -> list[Scenario]:
-    """Two fill the host as well, so that the common prompt is left in storage alone; it comes back, also in chunks."""
+    """Others fill the host as well: storage alone has the common prompt, which comes back, also in chunks."""
     program = boot.program(f"{boot.name}-")
     before = [
         _behind("a", 502, more=5, new=6),
         _behind("b", 503, more=7, new=8),
-        *(request(rid, 100 - 2 * place, seed=510 + place, new=5 + place) for place, rid in enumerate("xyzw")),
+        *(request(rid, 100 - 2 * place, seed=510 + place, new=5 + place) for place, rid in enumerate(_FILLERS)),
     ]
     wants = [*WANTS, "storage_hit"]
     return [
-        program("evicted", [*before, _behind("c", 504, more=6, new=12)], _each(*"abxyzwc"), wants=wants),
+        program("evicted", [*before, _behind("c", 504, more=6, new=12)], _each(*"ab", *_FILLERS, "c"), wants=wants),
         program(
             "chunks",
             [*before, _behind("c", 505, more=40, new=12), _behind("d", 506, shared=40, more=9, new=12)],
-            [*_each(*"abxyzw"), submit("c", "d"), DRAIN],
+            [*_each(*"ab", *_FILLERS), submit("c", "d"), DRAIN],
             wants=[*wants, "host_hit_in_chunks"],
             chunk=16,
         ),

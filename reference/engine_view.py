@@ -66,8 +66,7 @@ class EngineView:
         }
         self._again = {
             (event.dp_rank, event.data["round"], event.data["step"]): int(event.data["rows"])
-            for event in trace.events
-            if event.name == "again"
+            for event in trace.named("again")
         }
         self._parts: dict[str, list[list[Part]]] = defaultdict(list)
         for (rid, _), parts in parts_of(trace).items():

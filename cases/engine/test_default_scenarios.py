@@ -37,7 +37,7 @@ def test_engine_equals_the_reference(drive_scenario, release, scenario):
 def test_what_is_taken_back_in_part_is_told_and_comes_back(drive_scenario, release, scenario):
     outcome = drive_scenario(scenario, engine=release)
     assert outcome.verdict.outcome is Outcome.PASS, outcome.verdict.reasons
-    told = [event.data for event in outcome.trace.events if event.name == "retract"]
+    told = [event.data for event in outcome.trace.named("retract")]
     assert told
     assert {one["reason"] for one in told} == {"asked"}
     assert all(one["kept"] for one in told)

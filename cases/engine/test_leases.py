@@ -44,7 +44,7 @@ def test_a_real_engine_keeps_its_lease_until_it_is_killed_and_then_it_is_free(en
             os.kill(host, signal.SIGKILL)
 
     trace = engines.drive(engines.launch(SCENARIO), SCENARIO, on_step=kill)
-    assert [event.name for event in trace.events if event.name in ENDS] == ["lost"]
+    assert [event.name for event in trace.named(*ENDS)] == ["lost"]
     assert trace.header["lease"]["uuid"] == H100
     assert trace.header["lease"]["share_mib"] == WHOLE * 1024
     assert survivors(processes) == []

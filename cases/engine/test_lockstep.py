@@ -41,7 +41,7 @@ def test_requests_of_one_step_share_their_batches_in_the_order_announced(drive_s
 @pytest.mark.engine(boot=DEFAULT["single"].boot_key())
 def test_steps_without_work_are_idle_and_still_counted(drive_scenario):
     trace = drive_scenario(DEFAULT["idle-between"]).trace
-    (second,) = (event.scheduler_step for event in trace.events if event.name == "submit" and event.data["rid"] == "b")
+    (second,) = (event.scheduler_step for event in trace.named("submit") if event.data["rid"] == "b")
     assert second == 24 == _first_prefill(trace, "b")
     busy = {record.scheduler_step for record in trace.rounds if record.rids}
     assert max(scheduler_step for scheduler_step in busy if scheduler_step < second) < second - 1

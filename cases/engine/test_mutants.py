@@ -61,7 +61,7 @@ def test_trace_header_names_what_was_armed_and_the_events_how_often_it_acted(eng
     mutated = engines(with_mutant(EXERCISES["chain"][0], MUTANTS["draft-position-late"]))
     assert "faults" not in sound.trace.header
     assert mutated.trace.header["faults"] == ["draft-position-late"]
-    (event,) = (event for event in mutated.trace.events if event.name == "fault")
+    (event,) = mutated.trace.named("fault")
     assert event.data["mutant"] == "draft-position-late"
     assert event.data["fired"] > 0
 

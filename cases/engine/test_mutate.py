@@ -32,7 +32,7 @@ def test_the_mutated_line_runs_and_the_engine_is_itself_again_afterwards(engines
     assert engine.swap() == 0
     assert digest(drive(engine, SCENARIO)) == digest(sound.trace), "the same engine is itself again"
     _, trace = mutated("forward_batch.positions.add_(1 // 0)")
-    (crash,) = (event for event in trace.events if event.name == "crash")
+    (crash,) = trace.named("crash")
     assert crash.data["site"].endswith("eagle_worker_v2.py:draft_forward")
     assert "ZeroDivisionError" in crash.data["error"]
     file = tmp_path / "mutated.py"

@@ -25,12 +25,12 @@ def test_every_sampled_round_is_what_its_uniforms_decide_and_greedy_neighbours_s
 ):
     outcome = drive_scenario(scenario, engine=release)
     assert outcome.passed, outcome.verdict.reasons
-    uniforms = [event.data["coins"] for event in outcome.trace.events if event.name == "coins"]
+    uniforms = [event.data["coins"] for event in outcome.trace.named("coins")]
     sampled = {request.rid for request in scenario.requests if request.temperature > 0}
     assert sampled <= set().union(*uniforms)
     drawn = outcome.trace.rows.strings["rid"][outcome.trace.rows.strings["phase"] == Phase.ACCEPT]
     assert all((drawn == rid).sum() > 8 for rid in sampled)
-    sampled_by_reference = {event.data["rid"] for event in outcome.reference.events if event.name == "sampled"}
+    sampled_by_reference = {event.data["rid"] for event in outcome.reference.named("sampled")}
     assert sampled_by_reference == sampled
 
 

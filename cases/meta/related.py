@@ -44,7 +44,7 @@ def compare(before: Trace, after: Trace, *, check: str, dtype: str = "float32") 
     """Differences of `after` from `before`, in order of time in `after`; the earlier is what was expected."""
     result = RelationResult()
     for name, trace in (("the scenario", before), ("the changed scenario", after)):
-        ended = [event.name for event in trace.events if event.name in ENDS]
+        ended = [event.name for event in trace.named(*ENDS)]
         result.unknown += [f"{name} ended early ({word}): its own verdict says more" for word in ended]
     comparison = _Comparison(before=before.rows, after=after.rows, check=check, budget=budget_for(dtype), result=result)
     comparison.lasting()

@@ -108,7 +108,7 @@ def _neighbour_gone(_changed: Scenario, before: Trace, after: Trace) -> bool:
 
 
 def _was_paused(_changed: Scenario, before: Trace, after: Trace) -> bool:
-    scheduler_steps = [event.scheduler_step for event in after.events if event.name == "pause"]
+    scheduler_steps = [event.scheduler_step for event in after.named("pause")]
     records = leading_rounds(after)
     return any(
         records[0].scheduler_step < scheduler_step <= records[-1].scheduler_step for scheduler_step in scheduler_steps

@@ -45,7 +45,7 @@ torch.set_num_threads(1)
 
 def said(trace):
     """(rid, attempt, committed) -> tokens."""
-    data = [event.data for event in trace.events if event.name == "expected_accept"]
+    data = [event.data for event in trace.named("expected_accept")]
     return {(one["rid"], one["attempt"], one["committed"]): one["tokens"] for one in data}
 
 

@@ -184,7 +184,7 @@ def test_draws_that_rounding_reaches_are_expected_to_fall_either_way(pair, sampl
     """Over a large flat vocabulary every interval is narrower than rounding."""
     scenario, trace = sampled
     reference = Oracle(target=pair.target, draft=pair.draft).answer(scenario, trace)
-    drawn = [event for event in reference.events if event.name == "sampled"]
+    drawn = list(reference.named("sampled"))
     near = with_margin(reference, margin, *(event.data["committed"] for event in drawn))
     assert drawn
     assert usual_draws(gather(scenario, trace, near)) == share * len(drawn)

@@ -130,7 +130,7 @@ def test_samples_arrive_when_the_request_that_reads_their_prompt_has_ended():
     trace = drive(engine, of_samples(Op(kind="submit", rids=("a",)), Op(kind="submit", rids=("b",))))
     assert engine.announced == [["a.0"], [], [], [], [], ["a.1", "a.2", "b"]]
     assert [end.rid for end in trace.ends] == ["a.1", "a.2", "b.1", "b.2"]
-    answers = [event.data for event in trace.events if event.name == "answer"]
+    answers = [event.data for event in trace.named("answer")]
     assert answers[0] == {"rid": "a.1", "meta": {"prompt_tokens": 3}, "pieces": [{"output_ids": [1], "meta": {}}]}
     assert trace.tensors["returned.a.1"].tolist() == [[1, 2], [3, 4], [5, 6]]
 
@@ -150,5 +150,5 @@ class Refusing(Sampling):
 def test_an_error_of_a_request_is_the_end_of_each_of_its_samples():
     trace = drive(Refusing(), of_samples(Op(kind="submit", rids=("a",)), Op(kind="submit", rids=("b",))))
     assert [end.rid for end in trace.ends] == ["a.0", "a.1", "a.2", "b"]
-    errors = [event.data for event in trace.events if event.name == "request_error"]
+    errors = [event.data for event in trace.named("request_error")]
     assert errors == [{"rid": rid, "error": "no"} for rid in ("a.0", "a.1", "a.2", "b")]

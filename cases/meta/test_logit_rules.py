@@ -83,6 +83,7 @@ def test_slack_is_how_far_an_end_moves_before_other_tokens_are_left():
     for cuts, slack in (
         ({"top_k": 2}, math.log(0.3 / 0.2) / 4),
         ({"top_p": 0.6}, 0.1),
+        ({"top_p": 0.79}, 0.01),
         ({"top_p": 0.67}, math.log(0.3 / 0.2) / 4),
         ({"min_p": 0.5}, math.log(0.3 / 0.25) / 4),
     ):

@@ -88,6 +88,9 @@ def test_a_share_near_its_threshold_is_as_near_as_a_number_near_an_end():
     walk = sampled_walk((9, 1), (-1, 0), row, numbers, most=1)
     assert walk.tokens == (2,)
     assert walk.near.margin == pytest.approx(0.0001)
+    wide = replace(numbers, nodes=(0.75, 0.9), threshold_single=1.0, threshold_acc=0.5)
+    near = sampled_walk((9, 1), (-1, 0), row, wide, most=1).near  # the share ends at 0.8
+    assert (near.distance, near.spread) == pytest.approx((0.05, 2 * spread(row[0], np.eye(4)[1])))
     both = replace(numbers, nodes=(0.1, 0.9), threshold_single=0.3999)  # what two ways accept takes both to refuse
     assert sampled_walk((9, 1), (-1, 0), row, both, most=1).near.margin > 0.1
 

@@ -151,4 +151,4 @@ def test_batches_of_both_sides_are_numbered_as_they_ran_however_late_they_are_re
         (2, 1, "prefill", "PREFILL"),
         (3, 1, "decode", "DECODE"),
     ]
-    assert [event.data["round"] for event in trace.events if event.name == "handed"] == [1]
+    assert [event.data["round"] for event in trace.named("handed")] == [1]

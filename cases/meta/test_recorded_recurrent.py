@@ -51,4 +51,4 @@ def test_a_verify_that_commits_nothing_leaves_the_state_of_a_shorter_text(case, 
 
 
 def states(engine):
-    return [event for event in engine.events if event.name == "recurrent"]
+    return list(engine.named("recurrent"))

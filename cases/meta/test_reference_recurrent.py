@@ -73,7 +73,7 @@ def states_of(pair):
 
 def test_states_behind_prefixes_and_refused_tokens_are_hugging_faces(replayed, states_of, request_of):
     ran, said = replayed
-    (data,) = (event.data for event in said.events if event.name == "recurrent_rows")
+    (data,) = (event.data for event in said.named("recurrent_rows"))
     text = [*request_of.input_ids, *ran.ends[0].output_ids]
     assert len(data["refused"]) >= 3, "most verifies of this pair refuse something"
 

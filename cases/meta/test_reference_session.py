@@ -53,7 +53,7 @@ def run(head, spec, seed=0, **more):
 
 def stopped(trace):
     """What the reference could not follow."""
-    return [event for event in trace.events if event.name == "reference_stopped"]
+    return list(trace.named("reference_stopped"))
 
 
 def by_key(trace):

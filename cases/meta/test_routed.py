@@ -127,7 +127,7 @@ def test_a_neighbours_state_stays_wrong(oracle, phase):
 def test_more_ties_than_rounding_makes_are_a_finding(oracle):
     scenario, engine = driven(oracle, 0)
     reference = oracle.answer(scenario, engine)
-    told = [event for event in reference.events if event.name == "routing"]
+    told = list(reference.named("routing"))
     many = np.flatnonzero(reference.rows.ints["position"] >= 0).tolist()
     data = {"rows": many, "usual": 4.0}
     others = tuple(event for event in reference.events if event.name != "routing")

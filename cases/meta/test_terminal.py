@@ -354,6 +354,20 @@ def test_a_known_issue_is_named_below_its_finding_once_a_run_and_by_its_id_from_
     assert lines[-1].startswith("verdict FAIL: ")
 
 
+@pytest.mark.parametrize(("reason", "said"), [("length", 1), ("stop", 0)])
+def test_a_request_that_none_of_its_stop_tokens_ended_is_named_unless_the_checkpoints_eos_did(reason, said):
+    one = results.judged("single", results.sound)
+    end = replace(one.trace.ends[0], reason=reason)
+    asked = one.scenario.request(end.rid).model_copy(update={"stop_token_ids": (511,)})
+    one = replace(
+        one,
+        scenario=one.scenario.model_copy(update={"requests": (asked,)}),
+        trace=replace(one.trace, ends=(end,)),
+    )
+    text = printed(render_run, results.run_of(one))
+    assert text.count(f"single: request {end.rid} met none of its stop tokens") == said
+
+
 def test_where_layers_draft_there_are_no_steps_to_count():
     spec = SpecConfig(algorithm="MTP", num_steps=3, eagle_topk=1, num_draft_tokens=4)
     chain = results.judged("single", results.sound)

@@ -225,9 +225,7 @@ def test_expected_accept_lengths_are_those_of_the_sound_engine():
     engine, _ = handmade.build(CHAIN)
     reference = reference_trace(heard(CHAIN, engine))
     expected = {
-        (one.data["rid"], one.data["committed"]): one.data["tokens"]
-        for one in reference.events
-        if one.name == "expected_accept"
+        (one.data["rid"], one.data["committed"]): one.data["tokens"] for one in reference.named("expected_accept")
     }
     rows = engine.rows
     accepted = rows.strings["phase"] == Phase.ACCEPT

@@ -62,7 +62,7 @@ def check_greedy_walk(evidence: Evidence) -> CheckResult:
 
 def _drawn_rounds(evidence: Evidence) -> set[tuple[int, int]]:
     """(DP rank, round) of batches that uniforms decide."""
-    return {(event.dp_rank, event.data["round"]) for event in evidence.engine.events if event.name == "coins"}
+    return {(event.dp_rank, event.data["round"]) for event in evidence.engine.named("coins")}
 
 
 def _drawn_ties(
@@ -233,8 +233,8 @@ def usual_draws(evidence: Evidence) -> float:
     """
     assert evidence.reference is not None
     found = 0.0
-    for event in evidence.reference.events:
-        if event.name in ("sampled", "ruled") and not evidence.scenario.request(event.data["rid"]).greedy:
+    for event in evidence.reference.named("sampled", "ruled"):
+        if not evidence.scenario.request(event.data["rid"]).greedy:
             data = event.data
             away = float(data["margin"]) / (_limit(evidence, data) / 4)
             if "spread" in data:
@@ -270,8 +270,8 @@ def _decided(reference: Trace, phase: Phase, *names: str) -> dict[Share, dict[st
     return {
         (event.dp_rank, event.data["rid"], event.data["attempt"], event.data["committed"]): event.data
         | {"margin": float(event.data["margin"])}
-        for event in reference.events
-        if event.name in (names or ("sampled", "ruled")) and event.data.get("phase", Phase.ACCEPT) == phase
+        for event in reference.named(*(names or ("sampled", "ruled")))
+        if event.data.get("phase", Phase.ACCEPT) == phase
     }
 
 

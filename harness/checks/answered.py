@@ -106,7 +106,7 @@ def _usage(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> dict[st
 
 def _on_decode_side(evidence: Evidence, rid: str) -> int:
     """How many tokens a decode side had of a request as it was handed over: what neither side computes is cached."""
-    handed = (event.data for event in evidence.engine.events if event.name == "handed")
+    handed = (event.data for event in evidence.engine.named("handed"))
     return next((data["prefixes"][data["rids"].index(rid)] for data in handed if rid in data["rids"]), 0)
 
 
@@ -219,7 +219,7 @@ def _spaced(
 
 def _sent(evidence: Evidence, rid: str) -> list[tuple[int, int]]:
     """Tokens that left for the client, and all that there were, at each step in which the probe saw it."""
-    turns = (event.data.get("sent", {}) for event in evidence.engine.events if event.name == "turn")
+    turns = (event.data.get("sent", {}) for event in evidence.engine.named("turn"))
     return [(int(sent[rid][0]), int(sent[rid][1])) for sent in turns if rid in sent]
 
 

@@ -29,7 +29,7 @@ RETURNED = ("return_logprob", "return_hidden_states", "stream")
 
 def not_judged(evidence: Evidence) -> Iterator[str]:
     """Reasons for UNKNOWN."""
-    windows = [event for event in evidence.engine.events if event.name == "window"]
+    windows = list(evidence.engine.named("window"))
     if not (evidence.scenario.engine.disable_hybrid_swa_memory or windows):
         yield "engine.disable_hybrid_swa_memory is false, and the engine has no pool for sliding windows"
     known = evidence.reference is None or not is_witness(evidence.reference.header)
@@ -44,8 +44,8 @@ def not_judged(evidence: Evidence) -> Iterator[str]:
         yield from _unordered(request)
         yield from _unanswered(evidence, request)
     yield from _accepting(evidence)
-    for event in evidence.engine.events:
-        if event.name in ("update", "memory") and not event.data["success"]:
+    for event in evidence.engine.named("update", "memory"):
+        if not event.data["success"]:
             yield f"op {event.name} {event.data['what']!r} did not succeed; SGLang says: {event.data['message']}"
 
 
@@ -57,7 +57,7 @@ def _accepting(evidence: Evidence) -> Iterator[str]:
     """Thresholds that sampled verifies did not run with, and another rule for them."""
     arguments = evidence.scenario.engine.server_args
     asked = [float(arguments.get(name, usual)) for name, usual in THRESHOLDS.items()]
-    found = {tuple(event.data["thresholds"]) for event in evidence.engine.events if event.name == "coins"}
+    found = {tuple(event.data["thresholds"]) for event in evidence.engine.named("coins")}
     for ran in sorted(found - {tuple(asked)}):
         yield f"asked for {' and '.join(THRESHOLDS)} {asked}, and a verify ran with {list(ran)}"
     if found and arguments.get("speculative_use_block_verification"):

@@ -22,7 +22,7 @@ from harness.contract.types import Divergence, Key, Kind
 def check_cached_rows(evidence: Evidence) -> CheckResult:
     """CACHE_SLOT for each request and forward that reads a slot which holds something else than was written."""
     result = CheckResult()
-    events = {_moment(event): event for event in evidence.engine.events if event.name == "changed"}
+    events = {_moment(event): event for event in evidence.engine.named("changed")}
     pools: dict[tuple[int, str], Pools] = {}
     for forward in forwards(evidence) if events else ():
         own = pools.setdefault((forward.dp_rank, forward.side), Pools(evidence))

@@ -142,7 +142,7 @@ def _due(evidence: Evidence) -> Iterator[str]:
         yield "tp_rows"
     if evidence.scenario.engine.dp_size > 1:
         yield "token_counts"
-        if any(event.name == "idle_state" and event.data["phase"] in DRAFTING for event in evidence.engine.events):
+        if any(event.data["phase"] in DRAFTING for event in evidence.engine.named("idle_state")):
             yield "idle_states"
 
 

@@ -28,7 +28,7 @@ def event(issue: str, gone: Iterable[Divergence]) -> Event:
 
 def explained(reference: Trace | None) -> dict[str, frozenset[Spot]]:
     """Id of an issue -> the places of what it explains."""
-    events = [] if reference is None else [one for one in reference.events if one.name == EXPLAINS]
+    events = [] if reference is None else list(reference.named(EXPLAINS))
     return {one.data["finding"]: frozenset(map(tuple, one.data["spots"])) for one in events}
 
 

@@ -41,7 +41,7 @@ def check_logprobs(evidence: Evidence) -> CheckResult:
     """SHAPE for entries too many or too few, TOKEN for those of other tokens, NUMERIC for values."""
     result = CheckResult()
     assert evidence.reference is not None
-    truths = {event.data["rid"]: event.data for event in evidence.reference.events if event.name == "logprobs"}
+    truths = {event.data["rid"]: event.data for event in evidence.reference.named("logprobs")}
     for request, end, answer in answered(evidence):
         if not request.return_logprob:
             continue

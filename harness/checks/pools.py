@@ -83,7 +83,7 @@ def forwards(evidence: Evidence) -> Iterator[Forward]:
 
 def copies(evidence: Evidence) -> list[Event]:
     """What was copied between device and host, in order, by the first rank of each; before the round that it names."""
-    found = [event for event in evidence.engine.events if event.name == "host"]
+    found = list(evidence.engine.named("host"))
     first: dict[int, int] = {}
     for event in found:
         first[event.dp_rank] = min(event.data.get("tp_rank", 0), first.get(event.dp_rank, event.data.get("tp_rank", 0)))

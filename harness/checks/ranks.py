@@ -262,7 +262,7 @@ def check_states_of_idle_ranks(evidence: Evidence) -> CheckResult:
     """
     result = CheckResult()
     busy = _by_moment(evidence, "busy_state")
-    for event in (event for event in evidence.engine.events if event.name == "idle_state"):
+    for event in evidence.engine.named("idle_state"):
         if event.data.get("held"):
             result.divergences.append(_fault(event, kind=Kind.SHAPE, expected=0, hint="idle-rows", field="held"))
         for field, hint in (("width", "idle-width"), ("dtype", "idle-dtype")):
@@ -339,9 +339,8 @@ def _moment(event: Event) -> Moment:
 
 def _by_moment(evidence: Evidence, name: str) -> dict[Moment, list[Event]]:
     found: dict[Moment, list[Event]] = {}
-    for event in evidence.engine.events:
-        if event.name == name:
-            found.setdefault(_moment(event), []).append(event)
+    for event in evidence.engine.named(name):
+        found.setdefault(_moment(event), []).append(event)
     return found
 
 

@@ -55,8 +55,7 @@ def check_recurrent_states(evidence: Evidence) -> CheckResult:
     assert reference is not None
     known = {
         (event.dp_rank, event.data["rid"], event.data["attempt"]): event.data
-        for event in reference.events
-        if event.name == RECURRENT_ROWS
+        for event in reference.named(RECURRENT_ROWS)
     }
     asked = []
     for one in _found(evidence.engine):
@@ -80,9 +79,8 @@ def check_recurrent_states(evidence: Evidence) -> CheckResult:
 
 
 def _found(engine: Trace) -> Iterator[Found]:
-    for event in engine.events:
-        if event.name == RECURRENT:
-            yield from (Found(event=event, number=number) for number in range(len(event.data["rids"])))
+    for event in engine.named(RECURRENT):
+        yield from (Found(event=event, number=number) for number in range(len(event.data["rids"])))
 
 
 def _judged(

@@ -31,5 +31,5 @@ def usual_routing(evidence: Evidence) -> float:
 
 
 def _said(evidence: Evidence) -> dict[str, Any]:
-    events = () if evidence.reference is None else evidence.reference.events
-    return next((event.data for event in events if event.name == "routing"), {})
+    events = () if evidence.reference is None else evidence.reference.named("routing")
+    return next((event.data for event in events), {})

@@ -109,9 +109,9 @@ def check_aborts(evidence: Evidence) -> CheckResult:
     """
     result = CheckResult()
     ends = {} if evidence.scenario.engine.disaggregation else _ends(evidence)
-    for event in evidence.engine.events:
+    for event in evidence.engine.named("abort"):
         rid = str(event.data.get("rid"))
-        if event.name != "abort" or rid not in ends:
+        if rid not in ends:
             continue
         end, prompt = ends[rid], len(evidence.scenario.request(rid).input_ids)
         state = _state(evidence, rid, event)
@@ -185,8 +185,8 @@ def check_retraction(evidence: Evidence) -> CheckResult:
     engine = evidence.scenario.engine
     if engine.disaggregation or engine.priority_scheduling:
         return result
-    for event in evidence.engine.events:
-        if event.name == "retract" and event.data.get("reason") in BY_ITSELF:
+    for event in evidence.engine.named("retract"):
+        if event.data.get("reason") in BY_ITSELF:
             result.divergences += _wrongly_back(evidence, event, list(event.data["rids"]))
     return result
 
@@ -221,7 +221,7 @@ def _parts(evidence: Evidence, rid: str) -> list[Part]:
 
 def _waiting(evidence: Evidence, step: int) -> set[str]:
     """Who waited, on any rank, when this step was over."""
-    turns = (event for event in evidence.engine.events if event.name == "turn" and event.scheduler_step == step)
+    turns = (event for event in evidence.engine.named("turn") if event.scheduler_step == step)
     return {rid for event in turns for rid in event.data["waiting"]}
 
 
@@ -231,9 +231,7 @@ def _ends(evidence: Evidence) -> dict[str, RequestEnd]:
 
 
 def _errors(evidence: Evidence) -> dict[str, str]:
-    return {
-        str(one.data["rid"]): str(one.data["error"]) for one in evidence.engine.events if one.name == "request_error"
-    }
+    return {str(one.data["rid"]): str(one.data["error"]) for one in evidence.engine.named("request_error")}
 
 
 def _of(evidence: Evidence, rid: str, kind: Kind, expected: str, observed: str, hint: str) -> Divergence:

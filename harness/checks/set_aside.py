@@ -35,7 +35,7 @@ def errors(evidence: Evidence) -> dict[str, str]:
     script = scenario.script if scenario.engine.disaggregation else ()
     lost = {rid for op in script if op.kind == "abort" or op.name in LOSING for rid in op.rids}
     asked = {request.rid for request in scenario.requests if request.expect == "answer"} - lost
-    said = {event.data["rid"]: event.data["error"] for event in evidence.engine.events if event.name == "request_error"}
+    said = {event.data["rid"]: event.data["error"] for event in evidence.engine.named("request_error")}
     return {
         end.rid: said.get(end.rid, "without a text")
         for end in evidence.engine.ends
@@ -93,7 +93,7 @@ def _refused(evidence: Evidence) -> Iterator[str]:
 
     One that had its own prompt, or went on, was taken: what is wrong with it then is a finding.
     """
-    said = {event.data["rid"] for event in evidence.engine.events if event.name == "request_error"}
+    said = {event.data["rid"] for event in evidence.engine.named("request_error")}
     for rid in errors(evidence).keys() & said:
         parts = [part for (who, _), listed in evidence.parts.items() if who == rid for part in listed]
         if len(parts) == 1 and is_instead(evidence, parts[0]):
@@ -112,10 +112,10 @@ def unread(evidence: Evidence) -> frozenset[str]:
     reference = evidence.reference
     if reference is None:
         return frozenset()
-    found = {event.data["rid"] for event in reference.events if event.name == "unread"}
+    found = {event.data["rid"] for event in reference.named("unread")}
     if is_witness(reference.header):
         return frozenset(found)
-    written = {event.data["rid"] for event in reference.events if event.name == "written"}
+    written = {event.data["rid"] for event in reference.named("written")}
     held = {request.rid for request in evidence.scenario.requests if set(request.rules) & {*GRAMMARS}}
     return frozenset(found | (held - written))
 

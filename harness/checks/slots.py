@@ -208,7 +208,7 @@ def _common_length(left: list[int], right: list[int]) -> int:
 def check_copies_of_last_page(evidence: Evidence) -> CheckResult:
     """CACHE_SLOT for each request and round with a copy that is none."""
     result = CheckResult()
-    for event in (event for event in evidence.engine.events if event.name == "tails"):
+    for event in evidence.engine.named("tails"):
         data = event.data
         shares = zip(data["rids"], data["attempts"], data["committed"], data["holes"], data["wrong"], strict=True)
         for rid, attempt, committed, holes, wrong in shares:

@@ -55,9 +55,8 @@ def check_ranks_agree(evidence: Evidence) -> CheckResult:
     else the one that is not the first.
     """
     result = CheckResult()
-    for event in evidence.engine.events:
-        if event.name == "tp_rank":
-            result.count("tp_rows", int(event.data["rows"]))
+    for event in evidence.engine.named("tp_rank"):
+        result.count("tp_rows", int(event.data["rows"]))
     for differing in _first_of_each_rank(evidence):
         result.divergences += [_divergence(evidence, event) for event in differing]
     return result
@@ -66,10 +65,9 @@ def check_ranks_agree(evidence: Evidence) -> CheckResult:
 def _first_of_each_rank(evidence: Evidence) -> Iterator[list[Event]]:
     """What differed first on each rank: the rows of one forward, in one column."""
     ranks: dict[tuple[int, int], dict[tuple[int, ...], list[Event]]] = {}
-    for event in evidence.engine.events:
-        if event.name == "tp_differs":
-            moments = ranks.setdefault((event.dp_rank, event.data["tp_rank"]), {})
-            moments.setdefault(_moment(event), []).append(event)
+    for event in evidence.engine.named("tp_differs"):
+        moments = ranks.setdefault((event.dp_rank, event.data["tp_rank"]), {})
+        moments.setdefault(_moment(event), []).append(event)
     return (moments[min(moments)] for _, moments in sorted(ranks.items()))
 
 
@@ -136,7 +134,7 @@ def _off(expected: list[float], observed: list[float]) -> tuple[Any, Any]:
 
 def _ranks(evidence: Evidence, event: Event) -> list[int]:
     """The other ranks of its DP rank; they follow the first."""
-    mine = (one for one in evidence.engine.events if one.name == "tp_rank" and one.dp_rank == event.dp_rank)
+    mine = (one for one in evidence.engine.named("tp_rank") if one.dp_rank == event.dp_rank)
     return [int(one.data["tp_rank"]) for one in mine]
 
 
@@ -146,9 +144,8 @@ def _first_is_wrong(evidence: Evidence, event: Event) -> bool:
     if len(others) > 1:
         alike = [
             one
-            for one in evidence.engine.events
-            if one.name == "tp_differs"
-            and _key(one) == _key(event)
+            for one in evidence.engine.named("tp_differs")
+            if _key(one) == _key(event)
             and one.dp_rank == event.dp_rank
             and (one.data["column"], one.data["this_rank"]) == (event.data["column"], event.data["this_rank"])
         ]

@@ -15,6 +15,7 @@ import numpy as np
 from harness.checks.evidence import Evidence
 from harness.checks.outputs import at_output
 from harness.checks.registry import CheckResult, register
+from harness.checks.set_aside import errors
 from harness.contract.batches import Share
 from harness.contract.requests import GRAMMARS, RequestSpec
 from harness.contract.trace import EOS, Event, RequestEnd
@@ -31,11 +32,12 @@ Bits = np.ndarray
 )
 def check_grammar(evidence: Evidence) -> CheckResult:
     """TOKEN at rows that chose what their grammar does not allow, and at those whose mask is not its tokens."""
-    result, masks = CheckResult(), _masks(evidence)
+    result, masks, refused = CheckResult(), _masks(evidence), errors(evidence)
     assert evidence.reference is not None
     for event in evidence.reference.events:
         if event.name == "unread":
-            result.unknown.append(f"the grammar of {event.data['rid']} is not judged: {event.data['why']}")
+            if event.data["rid"] not in refused:  # they have their reason
+                result.unknown.append(f"the grammar of {event.data['rid']} is not judged: {event.data['why']}")
         elif event.name == "allowed":
             share = (event.dp_rank, event.data["rid"], event.data["attempt"], event.data["committed"])
             allowed = [None if bits is None else _bits(bits) for bits in event.data["bits"]]
@@ -105,8 +107,7 @@ def _masks(evidence: Evidence) -> dict[tuple[Any, ...], list[str]]:
     """The engine's own: by share and phase, one a row."""
     return {
         (event.dp_rank, rid, attempt, committed, event.data["phase"]): bits
-        for event in evidence.engine.events
-        if event.name == "masks"
+        for event in evidence.engine.named("masks")
         for rid, attempt, committed, bits in zip(
             *(event.data[name] for name in ("rids", "attempts", "committed", "bits")), strict=True
         )
@@ -127,8 +128,8 @@ def check_texts(evidence: Evidence) -> CheckResult:
     """TOKEN where an output runs past its stop string, ends without one, or comes back as another text."""
     result = CheckResult()
     assert evidence.reference is not None
-    written = {event.data["rid"]: event.data for event in evidence.reference.events if event.name == "written"}
-    answers = {event.data["rid"]: event.data for event in evidence.engine.events if event.name == "text"}
+    written = {event.data["rid"]: event.data for event in evidence.reference.named("written")}
+    answers = {event.data["rid"]: event.data for event in evidence.engine.named("text")}
     result.unknown = [
         f"the text of {request.rid} is not judged: the reference has no tokenizer"
         for request in evidence.scenario.requests

@@ -26,7 +26,7 @@ def check_window_slots(evidence: Evidence) -> CheckResult:
     """
     result = CheckResult()
     known = {} if evidence.reference is None else evidence.reference.header
-    for event in (event for event in evidence.engine.events if event.name == "window"):
+    for event in evidence.engine.named("window"):
         data, window = event.data, int(known.get(WINDOW, event.data["window"]))
         names = ("rids", "attempts", "committed", "lens", "held_from", "shared")
         for rid, attempt, committed, length, held_from, shared in zip(*(data[name] for name in names), strict=True):

@@ -110,7 +110,7 @@ def _folder(plan: Plan, what: str) -> Path:
 
 def ending(trace: Trace) -> Ending | None:
     """What a crash, a hang or an end from outside said of itself; None for none."""
-    found = next((event for event in trace.events if event.name in ENDS), None)
+    found = next(trace.named(*ENDS), None)
     if found is None:
         return None
     if outside := lost_by(found):
@@ -179,6 +179,5 @@ def _answer_by_texts(stored: StoredScenario, signature: str, where: str, texts: 
 
 def _greedy(stored: StoredScenario) -> Texts:
     """What greedy decoding without speculation writes, by the stored reference."""
-    events = () if stored.reference is None else stored.reference.events
-    said = [event.data for event in events if event.name == "greedy"]
+    said = [] if stored.reference is None else [event.data for event in stored.reference.named("greedy")]
     return {str(one["rid"]): tuple(map(int, one["output_ids"])) for one in said}

@@ -39,14 +39,13 @@ class Answer:
 def answers(trace: Trace) -> dict[str, Answer]:
     """By rid; older traces have none."""
     found = {}
-    for event in trace.events:
-        if event.name == "answer":
-            pieces = tuple(
-                Piece(output_ids=tuple(piece["output_ids"]), meta=piece["meta"]) for piece in event.data["pieces"]
-            )
-            rid = str(event.data["rid"])
-            states = trace.tensors.get(f"{RETURNED}{rid}")
-            found[rid] = Answer(rid=rid, meta=event.data["meta"], pieces=pieces, states=states)
+    for event in trace.named("answer"):
+        pieces = tuple(
+            Piece(output_ids=tuple(piece["output_ids"]), meta=piece["meta"]) for piece in event.data["pieces"]
+        )
+        rid = str(event.data["rid"])
+        states = trace.tensors.get(f"{RETURNED}{rid}")
+        found[rid] = Answer(rid=rid, meta=event.data["meta"], pieces=pieces, states=states)
     return found
 
 

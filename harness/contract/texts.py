@@ -14,7 +14,7 @@ def text_identical(engine: Trace, reference: Trace, scenario: Scenario) -> bool 
     not yet says nothing.
     """
     greedy = {request.rid for request in scenario.requests if request.greedy}
-    reported = [event.data for event in reference.events if event.name == "greedy"]
+    reported = [event.data for event in reference.named("greedy")]
     plain = {str(data["rid"]): tuple(data["output_ids"]) for data in reported if data["rid"] in greedy}
     ended = [(end, plain[end.rid]) for end in engine.ends if end.rid in plain and end.output_ids]
     lost = plain.keys() - {end.rid for end, _ in ended}

@@ -357,6 +357,10 @@ class Trace:
     events: tuple[Event, ...] = ()
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
 
+    def named(self, *names: str) -> Iterator[Event]:
+        """Its events of these names, in order."""
+        return (event for event in self.events if event.name in names)
+
     def header_only(self) -> Trace:
         """What is worth keeping of a trace that is stored elsewhere, or never was made: its answers too."""
         rows = RowBuilder().build()

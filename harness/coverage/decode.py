@@ -67,8 +67,8 @@ def adapters_in_one_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 def running_limit_reached(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     limit = scenario.engine.running_limit or scenario.engine.max_running_requests
     at = {record.scheduler_step: record for record in verifies(trace)}
-    for event in trace.events:
-        if event.name == "turn" and event.data.get("waiting") and len(event.data.get("running", ())) >= limit:
+    for event in trace.named("turn"):
+        if event.data.get("waiting") and len(event.data.get("running", ())) >= limit:
             yield at.get(event.scheduler_step)
 
 
@@ -160,7 +160,7 @@ def page_border_in_draft(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 def _before_abort(trace: Trace) -> Iterator[list[Part]]:
     """What each aborted request had done when the abort was asked for; releases differ in how soon they act on it."""
-    asked = {str(event.data.get("rid")): event.scheduler_step for event in trace.events if event.name == "abort"}
+    asked = {str(event.data.get("rid")): event.scheduler_step for event in trace.named("abort")}
     for end in aborted(trace):
         parts = parts_of_request(trace, end.rid)
         yield [
@@ -193,7 +193,7 @@ def abort_last_live(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     for record in leading_rounds(trace):
         for rid in record.rids:
             scheduler_steps.setdefault(rid, []).append(record.scheduler_step)
-    asked = {str(event.data.get("rid")): event.scheduler_step for event in trace.events if event.name == "abort"}
+    asked = {str(event.data.get("rid")): event.scheduler_step for event in trace.named("abort")}
 
     def alone(end: RequestEnd) -> bool:
         scheduler_step = asked.get(end.rid, end.scheduler_step)
@@ -211,12 +211,10 @@ def abort_last_live(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 @coverage_point("a running request sent back to wait because one of higher priority came")
 def preempted(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     rank = {request.rid: request.priority or 0 for request in scenario.requests}
-    scripted = {event.scheduler_step for event in trace.events if event.name in ("retract", "abort")}
+    scripted = {event.scheduler_step for event in trace.named("retract", "abort")}
     prefills = {record.scheduler_step: record for record in leading_rounds(trace) if record.mode == "PREFILL"}
     running: set[str] = set()
-    for event in trace.events:
-        if event.name != "turn":
-            continue
+    for event in trace.named("turn"):
         back = running & set(event.data.get("waiting", ()))
         came = prefills.get(event.scheduler_step)
         if back and came and event.scheduler_step not in scripted:
@@ -250,7 +248,7 @@ def _borders(parts: list[Part]) -> Iterator[tuple[Part, int]]:
 
 def _taken_back(trace: Trace) -> Iterator[Event]:
     """Retractions of part of a batch, which the engine tells of when they happen."""
-    yield from (event for event in trace.events if event.name == "retract" and event.data.get("rids"))
+    yield from (event for event in trace.named("retract") if event.data.get("rids"))
 
 
 @coverage_point("some requests of a batch were taken back while the others of it went on decoding")
@@ -288,7 +286,7 @@ def retract_border_in_output(scenario: Scenario, trace: Trace) -> Iterator[Place
 
 @coverage_point("requests held in the middle of their generation by a pause, and let go on")
 def pause_resume(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    pauses = [event.scheduler_step for event in trace.events if event.name == "pause"]
+    pauses = [event.scheduler_step for event in trace.named("pause")]
     for parts in parts_of(trace).values():
         scheduler_steps = [part.record.scheduler_step for part in parts]
         for pause in pauses:
@@ -299,7 +297,7 @@ def pause_resume(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("a prompt held by a pause after a part of it was read")
 def pause_in_chunk(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    pauses = [event.scheduler_step for event in trace.events if event.name == "pause"]
+    pauses = [event.scheduler_step for event in trace.named("pause")]
     for parts in parts_of(trace).values():
         for before, after in pairwise(parts):
             held = any(before.record.scheduler_step < pause <= after.record.scheduler_step for pause in pauses)

@@ -33,8 +33,8 @@ def _arrived(trace: Trace) -> dict[str, RoundRecord]:
 def _steps(trace: Trace) -> list[Event]:
     """The decode side after each step; of several ranks all that they hold."""
     found: dict[int, Event] = {}
-    for event in trace.events:
-        if event.name == "turn" and event.data.get("side") == "decode":
+    for event in trace.named("turn"):
+        if event.data.get("side") == "decode":
             before = found.get(event.scheduler_step)
             found[event.scheduler_step] = (
                 event if before is None else replace(before, data=_both(before.data, event.data))
@@ -48,7 +48,7 @@ def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 def _scripted(trace: Trace, what: str) -> dict[str, int]:
     """rid -> scheduler step at which the scenario said this of its transfer."""
-    events = [event for event in trace.events if event.name == "transfer" and event.data.get("what") == what]
+    events = [event for event in trace.named("transfer") if event.data.get("what") == what]
     return {str(event.data["rid"]): event.scheduler_step for event in events}
 
 
@@ -125,8 +125,8 @@ def _of_one_token(trace: Trace) -> set[str]:
 @coverage_point("an abort of a request that is in transit", where=Where.HANDOFF)
 def abort_in_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     arrived, before = _arrived(trace), _before(trace)
-    for event in trace.events:
-        if event.name == "abort" and event.scheduler_step in before and event.data["rid"] not in arrived:
+    for event in trace.named("abort"):
+        if event.scheduler_step in before and event.data["rid"] not in arrived:
             yield from (None for _ in range(event.data["rid"] in before[event.scheduler_step].data.get("moving", ())))
 
 
@@ -155,7 +155,7 @@ def dropped_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("what was sent of an aborted request lands in its old place after the abort", where=Where.HANDOFF)
 def late_write(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    aborts = {event.data["rid"]: event.scheduler_step for event in trace.events if event.name == "abort"}
+    aborts = {event.data["rid"]: event.scheduler_step for event in trace.named("abort")}
     landed = _scripted(trace, "land")
     yield from (None for rid, step in landed.items() if rid in aborts and aborts[rid] <= step)
 
@@ -198,14 +198,14 @@ def retracted_on_decode_side(scenario: Scenario, trace: Trace) -> Iterator[Place
 @coverage_point("a request handed over whose first tokens the decode side had already", where=Where.HANDOFF)
 def prefix_on_decode_side(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     records = {record.index: record for record in _prebuilt(trace)}
-    for event in trace.events:
-        if event.name == "handed" and any(event.data["prefixes"]):
+    for event in trace.named("handed"):
+        if any(event.data["prefixes"]):
             yield records.get(int(event.data["round"]))
 
 
 def _of_ranks(trace: Trace) -> dict[tuple[int, int], set[str]]:
     """(scheduler step, DP rank) -> requests that the rank of the decode side was running after that step."""
-    steps = (event for event in trace.events if event.name == "turn" and event.data.get("side") == "decode")
+    steps = (event for event in trace.named("turn") if event.data.get("side") == "decode")
     return {(event.scheduler_step, event.dp_rank): set(event.data["running"]) for event in steps}
 
 

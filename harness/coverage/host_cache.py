@@ -14,8 +14,8 @@ def _loads(trace: Trace) -> Iterator[tuple[list[Part], int]]:
     """(chunks of a prompt, rows that were loaded from the host for it) of each request that had some loaded."""
     loaded = {
         (event.dp_rank, event.data["rid"], event.data["round"]): len(event.data["device"])
-        for event in trace.events
-        if event.name == "host" and event.data["what"] == "loaded"
+        for event in trace.named("host")
+        if event.data["what"] == "loaded"
     }
     for chunks in chunks_of(trace):
         first = chunks[0]
@@ -25,7 +25,7 @@ def _loads(trace: Trace) -> Iterator[tuple[list[Part], int]]:
 
 @coverage_point("rows of the KV cache were copied to the host", where=Where.HOST)
 def host_written_back(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    yield from (None for event in trace.events if event.name == "host" and event.data["what"] == "stored")
+    yield from (None for event in trace.named("host") if event.data["what"] == "stored")
 
 
 @coverage_point("a request that started from rows that were loaded from the host", where=Where.HOST)
@@ -47,7 +47,7 @@ def host_hit_in_part(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 def storage_hit(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     fetched: set[tuple[int, int]] = set()
     loads: set[tuple[int, str, int]] = set()
-    for event in sorted((one for one in trace.events if one.name == "host"), key=lambda one: one.data["round"]):
+    for event in sorted(trace.named("host"), key=lambda one: one.data["round"]):
         rows = {(event.dp_rank, row) for row in event.data["host"]}
         if event.data["what"] == "fetched":
             fetched |= rows

@@ -84,8 +84,8 @@ def _steps(trace: Trace, name: str, **among: tuple[str, ...]) -> list[int]:
     """From which scheduler steps on something that succeeded holds."""
     return [
         event.scheduler_step
-        for event in trace.events
-        if event.name == name and event.data["success"] and all(event.data.get(key) in among[key] for key in among)
+        for event in trace.named(name)
+        if event.data["success"] and all(event.data.get(key) in among[key] for key in among)
     ]
 
 
@@ -161,7 +161,7 @@ def prefix_ends_after_page_border(scenario: Scenario, trace: Trace) -> Iterator[
 
 @coverage_point("the prefix cache was emptied between two batches, and a prompt seen before starts from nothing")
 def cache_flushed(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    flushed = [event.scheduler_step for event in trace.events if event.name == "flush" and event.data.get("flushed")]
+    flushed = [event.scheduler_step for event in trace.named("flush") if event.data.get("flushed")]
     firsts = [parts[0] for request in scenario.requests if (parts := parts_of_request(trace, request.rid))]
     for first in firsts:
         own = scenario.request(first.rid).input_ids

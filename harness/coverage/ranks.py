@@ -43,7 +43,7 @@ def _busy_scheduler_steps(trace: Trace) -> dict[int, list[RoundRecord]]:
 
 def _held(trace: Trace) -> dict[tuple[int, int], tuple[str, ...]]:
     """(scheduler step, DP rank) -> requests that were running there after that step."""
-    steps = (event for event in trace.events if event.name == "turn")
+    steps = trace.named("turn")
     return {(event.scheduler_step, event.dp_rank): tuple(event.data.get("running", ())) for event in steps}
 
 
@@ -58,7 +58,7 @@ def padded_to_sum(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 
 def _padded(trace: Trace, mode: str) -> Iterator[None]:
-    states = (event for event in trace.events if event.name in ("busy_state", "idle_state"))
+    states = trace.named("busy_state", "idle_state")
     yield from (None for event in states if event.data.get("padding") == mode)
 
 

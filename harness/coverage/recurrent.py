@@ -13,7 +13,7 @@ from harness.coverage.points import Place, Where, aborted, chunks_of, coverage_p
 
 def _looked_at(trace: Trace) -> set[tuple[int, int, str]]:
     """(dp_rank, round, rid) of every part whose forward was seen to find a state."""
-    events = [event for event in trace.events if event.name == RECURRENT]
+    events = list(trace.named(RECURRENT))
     return {(event.dp_rank, event.data["round"], rid) for event in events for rid in event.data["rids"]}
 
 

@@ -12,7 +12,7 @@ from harness.coverage.points import Place, coverage_point, parts_of_request, ver
 
 
 def _errors(trace: Trace) -> dict[str, str]:
-    events = (event for event in trace.events if event.name == "request_error")
+    events = trace.named("request_error")
     return {str(event.data["rid"]): str(event.data.get("error", "")) for event in events}
 
 

@@ -47,8 +47,8 @@ def _masks(trace: Trace) -> dict[Share, list[int]]:
     """Of every verify of a constrained request: the tokens allowed after each node, one bit each."""
     return {
         (event.dp_rank, rid, attempt, committed): [int.from_bytes(bytes.fromhex(one), "little") for one in bits]
-        for event in trace.events
-        if event.name == "masks" and event.data["phase"] == Phase.VERIFY
+        for event in trace.named("masks")
+        if event.data["phase"] == Phase.VERIFY
         for rid, attempt, committed, bits in zip(
             *(event.data[name] for name in ("rids", "attempts", "committed", "bits")), strict=True
         )
@@ -109,7 +109,7 @@ def grammar_after_thoughts(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("a text that a stop string or pattern ended with tokens of the same verify behind it")
 def stop_string_inside_run(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    matched = {event.data["rid"]: event.data["matched"] for event in trace.events if event.name == "text"}
+    matched = {event.data["rid"]: event.data["matched"] for event in trace.named("text")}
     for end in trace.ends:
         if end.reason != "stop" or not isinstance(matched.get(end.rid), str):
             continue
@@ -120,7 +120,7 @@ def stop_string_inside_run(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("a text that a pattern of stop_regex ended")
 def ended_by_stop_regex(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    matched = {event.data["rid"]: event.data["matched"] for event in trace.events if event.name == "text"}
+    matched = {event.data["rid"]: event.data["matched"] for event in trace.named("text")}
     for end in trace.ends:
         if end.reason == "stop" and matched.get(end.rid) in scenario.request(end.rid).stop_regex:
             yield from parts_of_request(trace, end.rid)[-1:]

@@ -14,8 +14,7 @@ def _said(trace: Trace, name: str) -> dict[tuple[int, int, str, int], int]:
     """(dp_rank, round, rid, attempt) -> what event 'window' says of a request's part in a batch."""
     return {
         (event.dp_rank, event.data["round"], rid, attempt): value
-        for event in trace.events
-        if event.name == "window"
+        for event in trace.named("window")
         for rid, attempt, value in zip(*(event.data[key] for key in ("rids", "attempts", name)), strict=True)
     }
 
@@ -41,5 +40,5 @@ def window_evicted_in_prompt(scenario: Scenario, trace: Trace) -> Iterator[Place
 
 @coverage_point("a request that started from a cached prefix as long as a window, or longer", where=Where.WINDOWS)
 def prefix_hit_past_window(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    windows = {event.data["window"] for event in trace.events if event.name == "window"}
+    windows = {event.data["window"] for event in trace.named("window")}
     yield from (parts[0] for parts in chunks_of(trace) if windows and parts[0].start >= max(windows))

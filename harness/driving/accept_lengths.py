@@ -107,7 +107,7 @@ def observed_lengths(trace: Trace) -> Counter[Share]:
 
 
 def _said(reference: Trace) -> dict[Share, int]:
-    events = ((event.dp_rank, event.data) for event in reference.events if event.name == "expected_accept")
+    events = ((event.dp_rank, event.data) for event in reference.named("expected_accept"))
     return {(rank, data["rid"], data["attempt"], data["committed"]): data["tokens"] for rank, data in events}
 
 

@@ -165,7 +165,7 @@ def _chunk(part: Part | None) -> tuple[int, int, bool] | None:
 
 def _weights(engine: Trace, part: Part | None) -> str:
     """What was loaded last before a batch, in words."""
-    updates = [one for one in engine.events if one.name == "update" and one.data["success"]]
+    updates = [one for one in engine.named("update") if one.data["success"]]
     past = [one for one in updates if part is not None and one.scheduler_step <= part.record.scheduler_step]
     if not past:
         return ""

@@ -230,8 +230,8 @@ class Oracle:
 def weights_in_force(engine: Trace) -> list[tuple[int, Names]]:
     """From which scheduler step on an engine had other weights, and whose; an update that failed changes nothing."""
     found, (target, draft, _) = list[tuple[int, Names]](), OWN
-    for event in engine.events:
-        if event.name == "update" and event.data["success"]:
+    for event in engine.named("update"):
+        if event.data["success"]:
             name, selector = str(event.data["what"]), event.data.get("selector", "target")
             target = target if selector == "draft" else name
             draft = draft if selector == "target" else name

@@ -189,7 +189,7 @@ class EnginePool:
         except BaseException:  # a time-out or Ctrl-C in the middle of a step leaves the engine in no known state
             self.close()
             raise
-        if any(event.name in ENDS for event in trace.events) or any(op.kind == "update" for op in scenario.script):
+        if any(trace.named(*ENDS)) or any(op.kind == "update" for op in scenario.script):
             self.close()
         return trace
 

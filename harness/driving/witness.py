@@ -114,7 +114,7 @@ class Witness:
 
     def hear(self, scenario: Scenario, trace: Trace) -> None:
         """Keep what is asked of the rows of one witness scenario."""
-        ends = [one.name for one in trace.events if one.name in ENDS]
+        ends = [one.name for one in trace.named(*ENDS)]
         self.ended = self.ended or bool(ends)
         self.faults |= dict.fromkeys(f"the witness ended early ({name})" for name in ends)
         rows, by_rid = trace.rows, dict[str, dict[tuple[str, int, int], dict[int, int]]]()

@@ -147,7 +147,7 @@ def follow(engines: LiveEngines, scenario: Scenario, family: str) -> One:
         return One(sound=sound.model_copy(update={"why": str(error).splitlines()[0]}), ran={})
     seconds = time.monotonic() - start
     outcome = engines.judge(scenario, trace, release=launch.boot["release"], revert=None)
-    said = [event.data for event in trace.events if event.name == "source" and event.data["when"] == "end"]
+    said = [event.data for event in trace.named("source") if event.data["when"] == "end"]
     tensors, captured = (merged(data[name] for data in said) for name in ("executed", "captured"))
     tokens, verifies = accepted(outcome)
     known = {

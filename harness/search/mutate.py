@@ -157,7 +157,7 @@ class Hunt:
         """Driven, and the engine as it was before; one that died, hung or refused is ended."""
         try:
             trace = drive(engine, scenario)
-            if any(event.name in ENDS for event in trace.events):
+            if any(trace.named(*ENDS)):
                 self.engines.close()
             else:
                 engine.swap()

@@ -25,6 +25,8 @@ class HostSites:
 
     def __init__(self, mutants: ArmedMutants, controller: Any) -> None:
         self._mutants, self._target = mutants, controller.mem_pool_device
+        whole = controller.mem_pool_host  # in newer releases a group, of which the target's pool is one
+        self._targets_rows = getattr(getattr(whole, "anchor_entry", None), "host_pool", whole)
 
     def install(self) -> list[str]:
         """Wrap every site; returns those this release does not have."""
@@ -59,7 +61,7 @@ class HostSites:
 
     def _page(self, site: str, host: Any, first: Any) -> list[int]:
         """Where a page of a host's pool begins, by whom it is written or read; none for a page that is not read."""
-        values = {"host": torch.tensor([int(first)]), "draft": torch.tensor(host.device_pool is not self._target)}
+        values = {"host": torch.tensor([int(first)]), "draft": torch.tensor(host is not self._targets_rows)}
         slots: list[int] = self._mutants.apply(site, values).get("host", values["host"]).tolist()
         return slots
 
