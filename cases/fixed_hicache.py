@@ -109,14 +109,14 @@ def _storage_shapes(boot: Boot) -> list[Scenario]:
     before = [
         _behind("a", 502, more=5, new=6),
         _behind("b", 503, more=7, new=8),
-        *(request(rid, 100 - 2 * place, seed=510 + place, new=5 + place) for place, rid in enumerate(_FILLERS)),
+        *(request(rid, 100 - 2 * place, seed=510 + place, new=13 + place) for place, rid in enumerate(_FILLERS)),
     ]
     wants = [*WANTS, "storage_hit"]
     return [
         program("evicted", [*before, _behind("c", 504, more=6, new=12)], _each(*"ab", *_FILLERS, "c"), wants=wants),
         program(
             "chunks",
-            [*before, _behind("c", 505, more=40, new=12), _behind("d", 506, shared=40, more=9, new=12)],
+            [*before, _behind("c", 505, more=40, new=12), _behind("d", 506, shared=40, more=9, new=10)],
             [*_each(*"ab", *_FILLERS), submit("c", "d"), DRAIN],
             wants=[*wants, "host_hit_in_chunks"],
             chunk=16,

@@ -146,7 +146,7 @@ SCENARIOS = (
     ),
     Left(
         where="tree/t2-* tree/few-* paged/*-tree-* mla/tree-* disagg/tree-* tp/*-tree-* texts/tree-* mixed/*-tree-* "
-        "lora/lora-tree-* token-map/hot-tree-* recurrent/hybrid-tree-*",
+        "lora/lora-tree-* token-map/hot-tree-* recurrent/hybrid-tree-* hicache/hicache-tree-*",
         what="number: num_steps = eagle_topk",
         why="the smallest tree",
         apart="tree/t4-four-together",
