@@ -200,7 +200,7 @@ def _held(rid: str, length: int, seed: int, **keys: Any) -> RequestSpec:
 
 _GRAMMAR = program(
     "constrained",
-    [_held("a", 7, 11, regex="([a-z]|[0-9])+[;]"), _held("b", 12, 21, regex="[^0-9]{30,60}"), _held("c", 5, 22)],
+    [_held("a", 7, 11, regex="[0-9]([a-z]|[0-9])+[;]"), _held("b", 12, 21, regex="[^0-9]{30,60}"), _held("c", 5, 22)],
     [submit("a", "b", "c"), DRAIN],
     **TEXTS,
 )
