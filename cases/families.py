@@ -35,7 +35,7 @@ from cases.boots import (
     WINDOWED,
     Boot,
 )
-from cases.fixed import default_scenarios, shapes
+from cases.fixed import default_scenarios, read_twice, shapes
 from cases.fixed_handoff import handoffs, ranked_handoffs
 from cases.fixed_held import held_texts
 from cases.fixed_hicache import host_shapes
@@ -93,7 +93,7 @@ def _apart(boot: Boot, *, only: tuple[str, ...] = FEW) -> tuple[Scenario, ...]:
 _EAGLE = Family(
     name="eagle",
     why="EAGLE-1 chains: the default set of three steps, and five steps on a pool that is outgrown",
-    scenarios=(*default_scenarios(), *_apart(BOOTS["apart"])),
+    scenarios=(*default_scenarios(), read_twice(), *_apart(BOOTS["apart"])),
     boots=(*BOOTS.values(), STATES, DRAWN),
     coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
