@@ -217,7 +217,7 @@ _TEXTS = Family(
     boots=tuple(SPELLED_BOOTS.values()),
     coverage_points=(
         *("first_token_by_grammar", "draft_off_grammar", "constrained_beside_free", "grammar_ends_text"),
-        *("stop_string_inside_run", "grammar_after_thoughts"),
+        *("stop_string_inside_run", "ended_by_stop_regex", "grammar_after_thoughts"),
     ),
 )
 
