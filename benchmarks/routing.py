@@ -3,9 +3,9 @@
     python -m benchmarks.routing PAIR... --engine 0.5.23
 
 PAIR is a folder with `target` (its routers called mlp.gate) and `draft`. The same traces are judged with near ties
-followed, as `eaglecheck run` does; without; and by a reference one of whose routers is 15 % wrong, which must not pass.
-`run` takes no bfloat16 on a CPU: dense pairs and these were tried there, others were not. Prints a Markdown table;
-exits 1 unless the first of the three alone passes.
+followed, as `eaglecheck run` does; without; and by a reference one of whose routers is 15 % wrong, where some must
+fail. `run` takes no bfloat16 on a CPU: dense pairs and these were tried there, others were not. Prints a Markdown
+table; exits 1 unless the first of the three alone passes all.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def lines(folder: Path, release: str, place: Path) -> Iterator[tuple[str, bool]]
     yield line(folder, "not followed", plain), any(one.verdict.outcome is Outcome.FAIL for one in plain)
     other = misrouted(target, place / folder.name)
     wrong = judged(plan, traces, other, other if draft == target else draft)
-    yield line(folder, "by wrong routers", wrong), all(one.verdict.outcome is Outcome.FAIL for one in wrong)
+    yield line(folder, "by a wrong router", wrong), any(one.verdict.outcome is Outcome.FAIL for one in wrong)
 
 
 def main() -> int:

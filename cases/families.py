@@ -35,7 +35,7 @@ from cases.boots import (
     WINDOWED,
     Boot,
 )
-from cases.fixed import default_scenarios, shapes
+from cases.fixed import default_scenarios, read_twice, shapes
 from cases.fixed_handoff import handoffs, ranked_handoffs
 from cases.fixed_held import held_texts
 from cases.fixed_hicache import host_shapes
@@ -93,7 +93,7 @@ def _apart(boot: Boot, *, only: tuple[str, ...] = FEW) -> tuple[Scenario, ...]:
 _EAGLE = Family(
     name="eagle",
     why="EAGLE-1 chains: the default set of three steps, and five steps on a pool that is outgrown",
-    scenarios=(*default_scenarios(), *_apart(BOOTS["apart"])),
+    scenarios=(*default_scenarios(), read_twice(), *_apart(BOOTS["apart"])),
     boots=(*BOOTS.values(), STATES, DRAWN),
     coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
@@ -217,7 +217,7 @@ _TEXTS = Family(
     boots=tuple(SPELLED_BOOTS.values()),
     coverage_points=(
         *("first_token_by_grammar", "draft_off_grammar", "constrained_beside_free", "grammar_ends_text"),
-        *("stop_string_inside_run", "ended_by_stop_regex", "grammar_after_thoughts"),
+        *("stop_string_inside_run", "grammar_after_thoughts"),
     ),
 )
 

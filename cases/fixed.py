@@ -187,3 +187,19 @@ def shapes(
 def default_scenarios() -> list[Scenario]:
     """What `eaglecheck run` drives: ten programs, a few seconds each on a CPU."""
     return shapes()
+
+
+def read_twice() -> Scenario:
+    """Prompts that begin alike in one batch: each computes that part, and one gives its slots back for the other's.
+
+    A third finds it in the prefix cache.
+    """
+    alike = tokens(seed=97, length=22)
+    requests = [
+        RequestSpec(rid=rid, input_ids=alike + tokens(seed=98 + i, length=8 - i), max_new_tokens=9 + 3 * i)
+        for i, rid in enumerate("abc")
+    ]
+    script = [submit("a", "b"), steps(16), submit("c"), DRAIN]
+    return boot_program(
+        "read-twice", requests, script, prefix="", checkpoint=CHECKPOINT, spec=CHAIN, engine=PLAIN, wants=["prefix_hit"]
+    )

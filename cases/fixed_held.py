@@ -69,5 +69,6 @@ def held_texts() -> Iterator[Scenario]:
         boot = SPELLED_BOOTS[name]
         wants = ("first_token_by_grammar", "draft_off_grammar", "constrained_beside_free", "grammar_ends_text")
         yield _together(f"{prefix}grammars", boot, GRAMMARS, *wants)
-        yield _together(f"{prefix}strings", boot, STRINGS, *(("stop_string_inside_run",) if not prefix else ()))
+        ended = () if prefix else ("stop_string_inside_run", "ended_by_stop_regex")
+        yield _together(f"{prefix}strings", boot, STRINGS, *ended)
     yield _together("thoughts", SPELLED_BOOTS["texts-thoughts"], THOUGHTS, "grammar_after_thoughts")

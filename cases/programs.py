@@ -242,6 +242,17 @@ _ANSWERS = program(
     [submit("a", "b", "c"), DRAIN],
 )
 
+#: Alone, since another request beside it ends some releases (F-040).
+_NAMED = program(
+    "named-ids",
+    [
+        request("a", 8, seed=57, new=9).model_copy(
+            update={"return_logprob": True, "token_ids_logprob": (3, 30, 300), "logprob_start_len": 0}
+        )
+    ],
+    [submit("a"), DRAIN],
+)
+
 _STATES = program(
     "states",
     [
@@ -316,7 +327,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "grammar": (_GRAMMAR,),
     "strings": (_STRINGS,),
     "rules": (_RULES,),
-    "answers": (_ANSWERS,),
+    "answers": (_ANSWERS, _NAMED),
     "states": (_STATES,),
     "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),
 }

@@ -228,7 +228,7 @@ class MambaRecipe(Recipe):
     target_architecture: ClassVar[str] = "NemotronHForCausalLM"
     target_type: ClassVar[str] = "nemotron_h"
 
-    hidden: int = 112
+    hidden: int = 120
     heads: int = 6
     kv_heads: int = 3
     head_dim: int = 64

@@ -7,8 +7,10 @@ program finds a package called `cases`. Only the command puts it there, for itse
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 
 def main() -> None:
@@ -16,19 +18,20 @@ def main() -> None:
     here = Path(__file__).resolve().parent
     if (here / "harness").is_dir():
         sys.path.insert(0, str(here))
+    heeded = signal.getsignal(signal.SIGINT)
+    if heeded is signal.default_int_handler:  # what is imported takes a second, and an extension module may hide it
+        signal.signal(signal.SIGINT, lambda *_: _end("interrupted", code=3))
     try:
         os.getcwd()
-        from harness.cli.main import app
-    except KeyboardInterrupt:  # what is imported takes a second
-        sys.exit(_said("interrupted", code=3))
-    except FileNotFoundError as error:
-        if error.filename is not None:
-            raise
-        sys.exit(_said("the folder that this shell is in is gone\n  go to another:  cd FOLDER", code=2))
+    except FileNotFoundError:
+        _end("the folder that this shell is in is gone\n  go to another:  cd FOLDER", code=2)
+    from harness.cli.main import app
+
+    signal.signal(signal.SIGINT, heeded)
     app(prog_name="eaglecheck")
 
 
-def _said(text: str, *, code: int) -> int:
-    """As harness.cli.outcome says it, which is not imported yet."""
-    print(f"eaglecheck: {text}", file=sys.stderr)
-    return code
+def _end(text: str, *, code: int) -> NoReturn:
+    """As harness.cli.outcome says it, which is not imported yet; there is nothing to tidy up."""
+    print(f"eaglecheck: {text}", file=sys.stderr, flush=True)
+    os._exit(code)

@@ -131,15 +131,21 @@ def test_slots_that_are_free_twice_do_not_stand_for_others_that_are_lost(made, f
     assert found == {("LEAK", "ledger", "IDLE", hint): 1}
 
 
-def test_the_engine_says_how_many_free_slots_its_lists_name_again():
+@pytest.mark.parametrize(
+    ("cached", "twice"),
+    [([], 8), ([12, 13, 14, 15], 8), ([20, 21, 22, 23, 12, 13, 14, 15], 12)],  # pages 3 and 5, of which 5 is free
+)
+def test_the_engine_says_how_many_free_slots_its_lists_name_again_or_its_cache_holds(cached, twice):
     lists = {"free_pages": torch.tensor([1, 2, 5, 2]), "release_pages": torch.tensor([5, 7]), "page_size": 4}
     allocator = SimpleNamespace(available_size=lambda: 24, **lists)
     scheduler = SimpleNamespace(
         token_to_kv_pool_allocator=allocator,
-        tree_cache=SimpleNamespace(evictable_size=lambda: 0),
+        tree_cache=SimpleNamespace(
+            evictable_size=lambda: len(cached), all_values_flatten=lambda: torch.tensor(cached, dtype=torch.int64)
+        ),
         max_total_num_tokens=40,
     )
-    assert pool_level(scheduler) == {"free": 24, "evictable": 0, "twice": 8, "total": 40}
+    assert pool_level(scheduler) == {"free": 24, "evictable": len(cached), "twice": twice, "total": 40}
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,18 @@ def test_a_request_that_the_scheduler_refused_is_unknown_in_sglangs_own_words():
     assert verdict.reasons[0] == SAID
 
 
+def test_what_follows_from_a_refusal_is_no_reason_of_its_own():
+    scenario, engine, reference = refused()
+    stopped = Event(name="reference_stopped", scheduler_step=0, data={"rid": "r0", "round": 0, "why": "no prompt"})
+    unread = Event(name="unread", scheduler_step=0, data={"rid": "r0", "why": "a dot"})
+    verdict, _ = judge(scenario, engine, replace(reference, events=(*reference.events, stopped, unread)))
+    assert verdict.reasons[0] == SAID
+    assert not any("no prompt" in one or "a dot" in one for one in verdict.reasons)
+    other = tuple(replace(event, data={**event.data, "rid": "r1"}) for event in (stopped, unread))
+    verdict, _ = judge(scenario, engine, replace(reference, events=(*reference.events, *other)))
+    assert all(any(said in one for one in verdict.reasons) for said in ("no prompt", "a dot"))
+
+
 def test_a_request_that_fits_and_is_refused_for_its_length_is_a_finding():
     scenario, engine, reference = refused()
     length = "Input length (7 tokens) exceeds the maximum allowed length (506 tokens)."

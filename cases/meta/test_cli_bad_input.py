@@ -389,7 +389,7 @@ STOPPED = """
 class Stopped:
     def find_spec(name, *_):
         if name == "harness.cli.main":
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Stopped)
 """
 
@@ -402,7 +402,7 @@ sys.meta_path.insert(0, Stopped)
             2,
             "is gone\n  go to another:  cd",
         ),
-        (f"import sys; exec({STOPPED!r})", 3, "interrupted\n"),
+        (f"import os, signal, sys; exec({STOPPED!r})", 3, "interrupted\n"),
     ],
     ids=["folder-gone", "interrupted-at-once"],
 )

@@ -114,7 +114,7 @@ PAIRS = (
 )
 SCENARIOS = (
     # What a place is for
-    Left(where="*shared-prefix *goes-on", what="beginning: *", why="prompts that begin alike"),
+    Left(where="*shared-prefix *goes-on *read-twice", what="beginning: *", why="prompts that begin alike"),
     Left(where="*finish-together dp/every-rank-idle disagg/all-end-at-once", what="limit: *", why="they end together"),
     Left(
         where="*pool-runs-out trained/tight-pool",

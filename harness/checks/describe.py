@@ -110,7 +110,7 @@ RELATION: dict[str, str] = {
     "longer-output-taken-back": "the other one has written less",
     "lost": "slots were not freed",
     "freed-twice": "more slots were freed than allocated",
-    "instead-freed-twice": "slots that are free twice, in place of as many that are lost",
+    "instead-freed-twice": "slots that are free twice, or free and cached, in place of as many that are lost",
 }
 
 

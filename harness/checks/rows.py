@@ -12,6 +12,7 @@ from itertools import pairwise
 from harness.checks.accepts import judged_walks, truncated
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
+from harness.checks.set_aside import errors
 from harness.contract.align import unpaired
 from harness.contract.batches import Part, Share
 from harness.contract.trace import Event
@@ -143,7 +144,7 @@ def check_rows_of_both_sides(evidence: Evidence) -> CheckResult:
     assert evidence.aligned is not None
     assert evidence.reference is not None
     stopped = {str(event.data["rid"]): event for event in evidence.reference.named("reference_stopped")}
-    judged = judged_walks(evidence)
+    judged, refused = judged_walks(evidence), errors(evidence)
     pruned = {part.share for parts in evidence.parts.values() for part in parts if ends_here(evidence, part)}
     found = [
         divergence
@@ -155,6 +156,7 @@ def check_rows_of_both_sides(evidence: Evidence) -> CheckResult:
     reasons = [
         f"no reference for {rid} from round {event.data.get('round')} on: {event.data.get('why')}"
         for rid, event in stopped.items()
+        if rid not in refused  # they have their reason
     ]
     return CheckResult(divergences=found, unknown=reasons)
 

@@ -15,6 +15,7 @@ import numpy as np
 from harness.checks.evidence import Evidence
 from harness.checks.outputs import at_output
 from harness.checks.registry import CheckResult, register
+from harness.checks.set_aside import errors
 from harness.contract.batches import Share
 from harness.contract.requests import GRAMMARS, RequestSpec
 from harness.contract.trace import EOS, Event, RequestEnd
@@ -31,11 +32,12 @@ Bits = np.ndarray
 )
 def check_grammar(evidence: Evidence) -> CheckResult:
     """TOKEN at rows that chose what their grammar does not allow, and at those whose mask is not its tokens."""
-    result, masks = CheckResult(), _masks(evidence)
+    result, masks, refused = CheckResult(), _masks(evidence), errors(evidence)
     assert evidence.reference is not None
     for event in evidence.reference.events:
         if event.name == "unread":
-            result.unknown.append(f"the grammar of {event.data['rid']} is not judged: {event.data['why']}")
+            if event.data["rid"] not in refused:  # they have their reason
+                result.unknown.append(f"the grammar of {event.data['rid']} is not judged: {event.data['why']}")
         elif event.name == "allowed":
             share = (event.dp_rank, event.data["rid"], event.data["attempt"], event.data["committed"])
             allowed = [None if bits is None else _bits(bits) for bits in event.data["bits"]]

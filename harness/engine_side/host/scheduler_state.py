@@ -5,6 +5,7 @@ Engine side: standard library only. It must not change anything of the scheduler
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import reduce
 from typing import Any
 
@@ -72,7 +73,7 @@ def pool_level(scheduler: Any) -> dict[str, int]:
     """Token slots of the KV pool: free, held by the prefix cache, and all; free rows of a hand-over's metadata.
 
     window_free, window_evictable: the same of the pool that layers with sliding windows have, where they have one.
-    twice: of the free ones those that its lists name once more.
+    twice: of the free ones those that its lists name once more, or that the prefix cache holds.
     """
     rows = getattr(scheduler, "req_to_metadata_buffer_idx_allocator", None)
     allocator, cache = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
@@ -89,14 +90,24 @@ def pool_level(scheduler: Any) -> dict[str, int]:
             if windows
             else {}
         ),
-        "twice": _listed_again(getattr(allocator, "full_attn_allocator", allocator)),
+        "twice": _listed_again(getattr(allocator, "full_attn_allocator", allocator), () if windows else _held(cache)),
         "total": int(scheduler.max_total_num_tokens),
         **({} if rows is None else {"metadata": int(rows.available_size())}),
     }
 
 
-def _listed_again(allocator: Any) -> int:
-    """Token slots of the entries in an allocator's free lists that are there already; 0 where it keeps no such list."""
+def _held(cache: Any) -> list[int]:
+    """Slots of a prefix cache that keeps all of them on the device and evicts them by token."""
+    size, every = cache.evictable_size(), getattr(cache, "all_values_flatten", None)
+    if every is None or not isinstance(size, int) or size == 0 or getattr(cache, "cache_controller", None) is not None:
+        return []
+    return list(every().tolist())
+
+
+def _listed_again(allocator: Any, held: Iterable[int]) -> int:
+    """Token slots of the entries in an allocator's free lists that are there already, or held; 0 without lists."""
     lists = [pages for name in ("free_pages", "release_pages") if (pages := getattr(allocator, name, None)) is not None]
     every = [page for pages in lists for page in pages.tolist()]
-    return (len(every) - len(set(every))) * int(allocator.page_size)
+    size = int(allocator.page_size)
+    both = {slot // size for slot in held} & set(every)
+    return (len(every) - len(set(every)) + len(both)) * size
