@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks._bench import machine
 from cases import fixed
 from harness.cli import prepare
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome
 from harness.driving import oracle

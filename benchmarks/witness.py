@@ -22,7 +22,8 @@ from benchmarks._bench import machine
 from cases import catalogue, checkpoints, fixed
 from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS
-from harness.contract.scenario import Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.settings import SpecConfig
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
 from harness.driving.judging import judge_scenario, load_oracle

@@ -17,7 +17,8 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.contract.scenario import EngineConfig, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.settings import EngineConfig
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.driving.progress import ScenarioResult

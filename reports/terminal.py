@@ -13,7 +13,7 @@ from rich.console import Console
 from harness.contract.known_issues import ASSUMED, assumed_by
 from harness.contract.one_file import no_file
 from harness.contract.providers import JUDGED_BY, NOT_COMPARED, WITNESS, in_words
-from harness.contract.scenario import EngineConfig
+from harness.contract.settings import EngineConfig
 from harness.contract.types import Outcome
 from harness.contract.words import counted, percent
 from harness.coverage import reach_of

@@ -20,7 +20,7 @@ from harness.checks import judge
 from harness.cli.documents import run_document
 from harness.contract.known_issues import HEADER
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from harness.contract.trace import Event
 from harness.contract.types import Divergence, Key, Kind, Phase
 from harness.defects import departures

@@ -16,7 +16,7 @@ from cases import checkpoints, fixed
 from cases.meta.test_cli_bad_input import call
 from harness.archive.records import RunManifest
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from harness.contract.usage import UsageError
 from harness.driving import file_digests
 from harness.driving.adapt import Wanted, adapted

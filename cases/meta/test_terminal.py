@@ -14,7 +14,7 @@ from cases.meta import results
 from harness.checks.describe import WHAT
 from harness.cli.documents import cell_document
 from harness.contract.known_issues import Known
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from harness.contract.types import Kind
 from harness.driving.progress import Booted, Cost, Judged, Preparing, Started, Stepped
 from harness.engines.envs import EngineEnv

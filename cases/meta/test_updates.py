@@ -21,7 +21,9 @@ from harness.checks.evidence import gather
 from harness.checks.flushed import check_flushed
 from harness.checks.judge import judge
 from harness.cli.prepare import provider
-from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.trace import Event
 from harness.contract.types import Kind, Outcome, Phase
 from harness.contract.usage import UsageError

@@ -15,7 +15,8 @@ from harness.both_sides.mutants import MUTANTS, Mutant
 from harness.checks.evidence import gather
 from harness.checks.ranks import lost_by
 from harness.checks.registry import CHECKS, run_check
-from harness.contract.scenario import Op, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.engines.errors import EngineError
