@@ -28,8 +28,8 @@ from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
 from harness.driving.judging import judge_scenario, load_oracle
 from harness.driving.own_pair import own_pair
+from harness.driving.plan import Setup
 from harness.driving.pool import EnginePool
-from harness.driving.progress import Setup
 from harness.driving.witness_trace import ask
 from harness.engines import envs
 from harness.engines.errors import EngineError

@@ -21,7 +21,7 @@ from harness.contract.scenario import Scenario
 from harness.contract.settings import EngineConfig
 from harness.contract.types import Outcome
 from harness.contract.words import counted
-from harness.driving.progress import ScenarioResult
+from harness.driving.results import ScenarioResult
 from reports.columns import join
 from reports.histogram import SHAPE, shape
 from reports.live import STYLE

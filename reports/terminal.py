@@ -18,7 +18,7 @@ from harness.contract.types import Outcome
 from harness.contract.words import counted, percent
 from harness.coverage import reach_of
 from harness.driving.accept_lengths import AcceptLengths
-from harness.driving.progress import HARDLY, Cost, RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
+from harness.driving.results import HARDLY, Cost, RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
 from reports.findings import render_assume, render_findings, render_known
 from reports.live import STYLE, LiveLine, drafted
 from reports.matrix import render_matrix

@@ -25,7 +25,8 @@ from harness.contract.trace import Event
 from harness.contract.types import Divergence, Key, Kind, Phase
 from harness.defects import departures
 from harness.driving.accept_lengths import AcceptLengths, AcceptRounds, observed_lengths, total
-from harness.driving.progress import ScenarioResult, Setup
+from harness.driving.plan import Setup
+from harness.driving.results import ScenarioResult
 from harness.night.charts import trends_of
 from reference.eagle1 import DraftHead
 from reference.expected import committed_by

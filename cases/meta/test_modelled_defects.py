@@ -24,7 +24,7 @@ from harness.defects import departures
 from harness.defects.counted_roots import CountsRoots
 from harness.driving.judging import judge_scenario, judge_with
 from harness.driving.oracle import Oracle
-from harness.driving.progress import Setup
+from harness.driving.plan import Setup
 from reference.pairs import load_pair
 from reference.rounds import flying
 

@@ -23,8 +23,8 @@ from harness.driving.adapt import Wanted, adapted
 from harness.driving.checkpoint_files import read_checkpoint
 from harness.driving.drive import sampling_of
 from harness.driving.own_pair import described, own_pair
-from harness.driving.progress import hardly_agrees
 from harness.driving.refusals import pair_too_old
+from harness.driving.results import hardly_agrees
 from reference.checkpoint import DamagedError, Weights
 
 

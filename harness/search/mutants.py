@@ -24,7 +24,7 @@ from harness.search.scoreboard import Fate, Score, Scoreboard, Step, undrivable
 
 if TYPE_CHECKING:
     from harness.driving.live import LiveEngines
-    from harness.driving.progress import ScenarioResult
+    from harness.driving.results import ScenarioResult
 
 Report = Callable[[Step], None]
 
