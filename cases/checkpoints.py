@@ -148,7 +148,7 @@ RECIPES: dict[str, Recipe] = {
         # Recurrent states beside attention, and a NextN layer for a draft.
         HybridRecipe(name="hybrid-tiny", seed=20250911),
         DenseHybridRecipe(name="hybrid-dense", seed=20260216),
-        MambaRecipe(name="hybrid-mamba", seed=20250404),
+        MambaRecipe(name="hybrid-mamba", seed=20250420),
         TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),
         # Stirred (below): no two tensors are alike, and no two sizes that mean different things are one.
         Recipe(name="eagle-apart", seed=20261150, **_APART, upper_gain=0.03),

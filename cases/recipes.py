@@ -234,14 +234,16 @@ class MambaRecipe(Recipe):
     head_dim: int = 64
     max_position: int = 640
     pattern: str = "M-*M-"
-    attention_gain: float = 0.1
-    mlp_gain: float = 0.1
+    attention_gain: float = 0.5
+    mlp_gain: float = 0.06
+    hidden_gain: float = 0.2
+    logit_std: float = 4.0
     mamba_heads: int = 4
     mamba_head: int = 16
     mamba_groups: int = 2
     mamba_state: int = 32
     mamba_conv: int = 4
-    mamba_gain: float = 0.1
+    mamba_gain: float = 0.06
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

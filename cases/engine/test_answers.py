@@ -8,7 +8,7 @@ from harness.contract.answers import answers
 from harness.contract.types import Outcome
 from harness.search.mutants import with_mutant
 
-(ASKING,) = EXERCISES["answers"]
+ASKING = EXERCISES["answers"][0]
 
 
 @pytest.mark.engine(boot=ASKING.boot_key())

@@ -12,7 +12,8 @@ import pytest
 from packaging.version import Version
 from typer.testing import CliRunner
 
-from cases import catalogue, histories
+from cases import catalogue
+from cases.meta import histories
 from harness.bisect.search import Releases, Tried, search
 from harness.bisect.verdicts import Failure, Run
 from harness.cli.main import app

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from cases.checkpoints import RECIPES, make
-from cases.recipes import HybridRecipe, LatentRecipe, TableRecipe, TrainedRecipe
+from cases.recipes import HybridRecipe, LatentRecipe, MambaRecipe, TableRecipe, TrainedRecipe
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError
 from reference.eagle1 import DraftHead
@@ -32,7 +32,7 @@ def root(tmp_path_factory):
 PLAIN = [
     name
     for name, recipe in RECIPES.items()
-    if recipe.algorithm == "EAGLE" and not isinstance(recipe, LatentRecipe | HybridRecipe | TrainedRecipe)
+    if recipe.algorithm == "EAGLE" and not isinstance(recipe, LatentRecipe | HybridRecipe | MambaRecipe | TrainedRecipe)
 ]
 
 
