@@ -22,6 +22,7 @@ from harness.checks.flushed import check_flushed
 from harness.checks.judge import judge
 from harness.cli.prepare import provider
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.tolerance import budget_for
 from harness.contract.trace import Event
 from harness.contract.types import Kind, Outcome, Phase
 from harness.contract.usage import UsageError
@@ -286,12 +287,40 @@ def test_cache_that_is_coarser_than_its_engine_has_no_witness(dtype, asked, refu
     assert ("rounded one way or the other" in unwitnessed(given)) == refused
 
 
-@pytest.mark.parametrize(("asked", "draft"), [("bf16", "bfloat16"), ("auto", "float32")])
+@pytest.mark.parametrize(("asked", "draft"), [("bf16", "bfloat16 cache"), ("auto", "float32")])
 def test_rows_of_a_draft_are_as_coarse_as_its_cache_and_no_others(asked, draft):
     scenario = handmade.scenario(server_args={"speculative_draft_kv_cache_dtype": asked})
     evidence = gather(scenario, *handmade.build(scenario))
     assert {pairs_of(evidence, phase).budget.dtype for phase in (Phase.DRAFT, Phase.EXTEND)} == {draft}
     assert pairs_of(evidence, Phase.VERIFY).budget.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("name", "off", "wrong"),
+    [
+        ("hidden_in.EXTEND", 5e-3, True),
+        ("hidden_out.EXTEND", 5e-3, False),
+        ("hidden_in.DRAFT", 5e-3, False),
+        ("hidden_out.VERIFY", 5e-3, True),
+        ("hidden_out.EXTEND", 5e-2, True),
+    ],
+)
+def test_what_a_target_hands_to_a_draft_with_a_coarse_cache_is_as_exact_as_the_target(name, off, wrong):
+    scenario = handmade.scenario(server_args={"speculative_draft_kv_cache_dtype": "bf16"})
+    engine, reference = handmade.build(scenario)
+    tensor = engine.tensors[name]
+    tensor[0, 0] += off * abs(tensor[0]).max()
+    assert (Kind.NUMERIC in {one.kind for one in judge(scenario, engine, reference)[1]}) == wrong
+
+
+@pytest.mark.parametrize(("off", "wrong"), [(5e-3, False), (5e-2, True)])
+def test_logits_of_a_draft_with_a_coarse_cache_are_a_few_roundings_off_at_most(off, wrong):
+    scenario = handmade.scenario(server_args={"speculative_draft_kv_cache_dtype": "bf16"})
+    engine, reference = handmade.build(scenario)
+    row = int((engine.rows.strings["phase"] == str(Phase.DRAFT)).argmax())
+    logits = engine.rows.lists["top_logits"][row]
+    logits[-1] -= off * abs(logits).max() + wrong * budget_for("bfloat16 cache").floor
+    assert (Kind.NUMERIC in {one.kind for one in judge(scenario, engine, reference)[1]}) == wrong
 
 
 @pytest.mark.parametrize(("asked", "reasons"), [({}, 1), ({"speculative_accept_threshold_single": 0.5}, 0)])
