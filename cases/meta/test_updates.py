@@ -4,6 +4,7 @@ import json
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -21,6 +22,8 @@ from harness.checks.evidence import gather
 from harness.checks.flushed import check_flushed
 from harness.checks.judge import judge
 from harness.cli.prepare import provider
+from harness.contract.measured import judged_states
+from harness.contract.providers import WITNESS
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.tolerance import budget_for
 from harness.contract.trace import Event
@@ -321,6 +324,17 @@ def test_logits_of_a_draft_with_a_coarse_cache_are_a_few_roundings_off_at_most(o
     logits = engine.rows.lists["top_logits"][row]
     logits[-1] -= off * abs(logits).max() + wrong * budget_for("bfloat16 cache").floor
     assert (Kind.NUMERIC in {one.kind for one in judge(scenario, engine, reference)[1]}) == wrong
+
+
+@pytest.mark.parametrize(("deviation", "wrong"), [(4e-3, False), (0.5, True)])
+def test_a_fault_in_all_rows_of_a_draft_does_not_pass_for_the_noise_of_its_cache(deviation, wrong):
+    _, reference = handmade.build(handmade.scenario(prompts=(7, 5, 19, 11)))
+    reference = replace(reference, header={"providers": {"draft": WITNESS}})
+    truth = reference.tensors["hidden_in.DRAFT"]
+    size = np.sqrt(np.square(truth).mean(axis=1, keepdims=True))
+    engine = truth + deviation * size * np.random.default_rng(0).standard_normal(truth.shape)
+    given = {"engine": engine, "at": np.arange(len(truth)), "budget": budget_for("bfloat16 cache")}
+    assert (judged_states(reference, "hidden_in.DRAFT", **given).passed != wrong).all()
 
 
 @pytest.mark.parametrize(("asked", "reasons"), [({}, 1), ({"speculative_accept_threshold_single": 0.5}, 0)])

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.contract.noise import TIE_MULTIPLE, Floats, Ints, RowErrors, Wide, errors
+from harness.contract.noise import DEEP, TIE_MULTIPLE, Floats, Ints, RowErrors, Wide, errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ class Budget:
     #: of eight asks which is the eighth, and logits lie closer together there); far more of them are a finding
     tie_rates: Mapping[int, float]
     reason: str
+    #: typical size of an error between two engines at most, over `rounding`, where their own rows measure it
+    deep: float = DEEP
 
     def tie_rate(self, topk: int) -> float:
         """The usual share of ties where every draft step has `topk` candidates."""
@@ -99,6 +101,8 @@ BUDGETS: dict[str, Budget] = {
         numerical_floor=2.0**-8,  # K and V: two even errors within 2^-8, and their squares add
         tie_rates={1: 0.0125, 4: 0.025, 8: 0.03},  # a quarter of bfloat16's, as its numerical floor is
         reason="K and V are rounded to 8 bits, and nothing else is",
+        # Six errors, even within 2^-8, whose squares add: sqrt(2), which `between` has. 0.4 to 0.9 were seen.
+        deep=1.0,
     ),
 }
 
