@@ -33,8 +33,9 @@ from harness.contract.usage import UsageError
 from harness.driving.adapt import Wanted
 from harness.driving.judging import judge_with, load_oracle, unjudged
 from harness.driving.own_pair import draft_facts, own_pair
+from harness.driving.plan import Plan
 from harness.driving.pool import EnginePool
-from harness.driving.progress import Cost, Plan, RunResult, verdict_of
+from harness.driving.results import Cost, RunResult, verdict_of
 from harness.driving.runner import run
 from harness.engines.errors import EngineError
 

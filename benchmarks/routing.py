@@ -23,15 +23,16 @@ from safetensors.torch import load_file, save_file
 from benchmarks._bench import machine
 from cases import fixed
 from harness.cli import prepare
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome
 from harness.driving import oracle
 from harness.driving.adapt import Wanted
 from harness.driving.judging import judge_with, load_oracle
 from harness.driving.own_pair import OwnPair, own_pair
+from harness.driving.plan import Plan
 from harness.driving.pool import EnginePool
-from harness.driving.progress import Plan, ScenarioResult
+from harness.driving.results import ScenarioResult
 from harness.engines import envs, launch
 
 DTYPE, WRONG = "bfloat16", 0.15

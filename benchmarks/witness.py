@@ -22,13 +22,14 @@ from benchmarks._bench import machine
 from cases import catalogue, checkpoints, fixed
 from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS
-from harness.contract.scenario import Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.settings import SpecConfig
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
 from harness.driving.judging import judge_scenario, load_oracle
 from harness.driving.own_pair import own_pair
+from harness.driving.plan import Setup
 from harness.driving.pool import EnginePool
-from harness.driving.progress import Setup
 from harness.driving.witness_trace import ask
 from harness.engines import envs
 from harness.engines.errors import EngineError

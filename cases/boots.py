@@ -16,7 +16,9 @@ from packaging.version import Version
 from cases.fixed import CHAIN, CHECKPOINT, PLAIN, VOCAB, boot_program
 from harness.contract.known_issues import assumable
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Algorithm, EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import Algorithm, EngineConfig, SpecConfig
 
 #: Of an op update: source and selector.
 Take = tuple[Literal["disk", "tensor"], Literal["target", "draft", "all"]]

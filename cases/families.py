@@ -45,7 +45,8 @@ from cases.fixed_recurrent import SHAPES, recurrent_shapes
 from cases.fixed_text import text_shapes
 from cases.fixed_weights import adapter_shapes, weight_shapes
 from cases.fixed_windows import window_shapes
-from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.coverage import Where, names
 
 

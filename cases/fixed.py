@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import EngineConfig, SpecConfig
 
 CHECKPOINT = "eagle-tiny"
 #: Pairs of 520 tokens; the others that `never` is asked about have 512.

@@ -10,7 +10,8 @@ from functools import partial
 
 from cases.boots import PAIR, RANKED_PAIR, Boot
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, abort, boot_program, chosen, request, steps, submit, transfer
-from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.settings import EngineConfig, SpecConfig
 
 
 def handoffs(

@@ -9,7 +9,8 @@ from __future__ import annotations
 from cases.boots import Boot
 from cases.fixed import DRAIN, request, steps, submit, tokens
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Op, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
 
 #: The prompt that everybody comes back to: pages of 16 and of one token end in it.
 COMMON = tokens(seed=501, length=64)

@@ -13,7 +13,8 @@ from typing import Any
 from cases.boots import OUTGROWN, Boot
 from cases.fixed import DRAIN, abort, chosen, never, request, steps, submit
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Op, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
 
 
 def retract(*rids: str) -> Op:

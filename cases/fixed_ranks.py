@@ -10,7 +10,8 @@ from typing import Any
 
 from cases.boots import Boot
 from cases.fixed import DRAIN, abort, boot_program, chosen, request, shapes, steps, submit
-from harness.contract.scenario import Op, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
 
 
 def rank_shapes(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> list[Scenario]:

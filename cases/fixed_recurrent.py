@@ -9,7 +9,8 @@ from __future__ import annotations
 from cases.boots import Boot
 from cases.fixed import DRAIN, abort, request, shapes, steps, submit, tokens
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Op, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
 
 #: Of the common shapes; the boots beside the plainest have some of them.
 SHAPES = (

@@ -12,7 +12,9 @@ from functools import partial
 
 from cases.fixed import CHAIN, DRAIN, PLAIN, abort, boot_program, chosen, steps, submit
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import EngineConfig, SpecConfig
 
 #: Snippets of 40 to 300 bytes, each broken off where something must follow.
 SNIPPETS = {

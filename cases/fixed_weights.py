@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from cases.boots import Boot, Take
 from cases.fixed import DRAIN, request, steps, submit
-from harness.contract.scenario import Op, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
 
 
 def update(boot: Boot, take: Take, *, running: bool = False) -> Op:

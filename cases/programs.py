@@ -25,7 +25,9 @@ from cases.fixed_hicache import host_shapes
 from cases.fixed_ranks import joining, on_boot, rank_shapes
 from cases.fixed_weights import adapter_shapes, weight_shapes
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import EngineConfig, SpecConfig
 
 #: The default scenarios by name.
 DEFAULT = {scenario.name: scenario for scenario in default_scenarios()}

@@ -17,7 +17,9 @@ from typing import Any
 from harness.contract import plain_files
 from harness.contract.json_files import NotJSON, parsed
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.usage import UsageError
 
 #: A prompt as the file has it: text, or messages of a chat.

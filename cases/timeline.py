@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Op
+from harness.contract.script import Op
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,7 +16,7 @@ Read in this order:
 To add a draft head: a module with its `ARCHITECTURE` and a class that is a `Head` of `model` (or draws as the layers of
 `mtp` do), written from its paper, and a line in `pairs`. A test compares it with an implementation that shares no code
 with it (cases/meta/test_reference_*.py: Hugging Face's models). Then a tiny pair and a family: see `cases`. If
-scenarios have no name for its algorithm yet, add one to `SpecConfig` (harness/contract/scenario.py), with SGLang's
+scenarios have no name for its algorithm yet, add one to `SpecConfig` (harness/contract/settings.py), with SGLang's
 options for it in harness/engines/launch.py.
 
 `departures` names the points at which somebody may say that an engine is known to do otherwise; nothing here does.

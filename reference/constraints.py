@@ -13,7 +13,8 @@ import numpy as np
 
 from harness.contract.batches import Part
 from harness.contract.requests import GRAMMARS, RequestSpec
-from harness.contract.scenario import Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.settings import SpecConfig
 from harness.contract.trace import Event, Trace
 from harness.contract.types import Phase
 from reference.engine_view import EngineView

@@ -13,7 +13,8 @@ from typing import Protocol
 from torch import Tensor
 
 from harness.contract.batches import Part
-from harness.contract.scenario import Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.settings import SpecConfig
 from reference.engine_view import EngineView
 from reference.logit_rules import Rules
 from reference.model import Trunk

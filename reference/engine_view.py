@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.contract.batches import Part, parts_of
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from harness.contract.trace import Trace
 from harness.contract.types import Phase
 from reference.draft import Forced

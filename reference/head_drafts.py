@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from harness.contract.batches import Part
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from harness.contract.types import Phase
 from reference.departures import Departure
 from reference.draft import Attends, Chain, Forced, Proposals, Reading, ancestors_only, draft, rotate

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from harness.contract.batches import Part
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from harness.contract.types import Phase
 from reference.departures import Departure
 from reference.engine_view import Conditions, EngineView

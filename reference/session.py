@@ -17,7 +17,8 @@ from torch import Tensor
 
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.settings import SpecConfig
 from harness.contract.trace import EOS, WINDOW, Event, Trace
 from reference.departures import Departure
 from reference.draft import best

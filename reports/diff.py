@@ -17,10 +17,11 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.contract.scenario import EngineConfig, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.settings import EngineConfig
 from harness.contract.types import Outcome
 from harness.contract.words import counted
-from harness.driving.progress import ScenarioResult
+from harness.driving.results import ScenarioResult
 from reports.columns import join
 from reports.histogram import SHAPE, shape
 from reports.live import STYLE

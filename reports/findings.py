@@ -18,7 +18,7 @@ from harness.contract.types import Divergence, Kind, Phase
 from harness.contract.words import counted
 from harness.driving.accept_lengths import AcceptLengths
 from harness.driving.around import Around
-from harness.driving.progress import ScenarioResult
+from harness.driving.results import ScenarioResult
 from reports.blame import UNKNOWN, server_flags, where, where_lines
 from reports.prose import say
 

@@ -19,16 +19,8 @@ from rich.text import Text
 from harness.checks.findings import kinds
 from harness.contract.trace import replaced_kernels
 from harness.contract.types import Outcome
-from harness.driving.progress import (
-    Booted,
-    Judged,
-    Preparing,
-    Progress,
-    ScenarioResult,
-    Started,
-    Stepped,
-    mean_accept_length,
-)
+from harness.driving.progress import Booted, Judged, Preparing, Progress, Started, Stepped
+from harness.driving.results import ScenarioResult, mean_accept_length
 from reports.prose import say, say_list
 
 #: How long an output without a terminal may be silent.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from harness.checks.describe import describe
 from harness.contract.types import Outcome
 from harness.contract.words import counted
-from harness.driving.progress import ScenarioResult, accept_lengths_of
+from harness.driving.results import ScenarioResult, accept_lengths_of
 from reports.findings import facts, first_of, flag_lines, known_lines, said_lines
 from reports.histogram import histograms
 from reports.page import engine_lines, exercised

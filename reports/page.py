@@ -18,7 +18,7 @@ from harness.checks.describe import describe
 from harness.checks.findings import Finding, kinds
 from harness.contract.types import Outcome
 from harness.coverage import reach_of
-from harness.driving.progress import ScenarioResult, accept_lengths_of
+from harness.driving.results import ScenarioResult, accept_lengths_of
 from reports.findings import facts, first_of, flag_lines, known_lines, said_lines
 from reports.frames import Frames
 from reports.histogram import histograms

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from harness.checks.describe import describe
 from harness.contract.types import Divergence
-from harness.driving.progress import ScenarioResult
+from harness.driving.results import ScenarioResult
 from reports.findings import facts, said_lines
 from reports.frames import Frames
 from reports.positions import PHASES

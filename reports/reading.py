@@ -10,7 +10,8 @@ from pathlib import Path
 
 from harness.archive.again import short
 from harness.archive.store import StoredScenario, reproducer_of
-from harness.driving.progress import Cost, RunResult, ScenarioResult, Setup
+from harness.driving.plan import Setup
+from harness.driving.results import Cost, RunResult, ScenarioResult
 from reports.frames import Frames, case_frames
 from reports.source import Source, open_source, verdict_of
 

@@ -8,7 +8,7 @@ from typing import Literal
 from rich.console import Console
 
 from harness.contract.types import Outcome
-from harness.driving.progress import RunResult
+from harness.driving.results import RunResult
 from reports.findings import render_assume, render_findings
 from reports.prose import say
 

@@ -9,7 +9,7 @@ from harness.checks import findings
 from harness.checks.findings import Finding
 from harness.contract.words import counted
 from harness.driving.accept_lengths import AcceptLengths, total
-from harness.driving.progress import ScenarioResult
+from harness.driving.results import ScenarioResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

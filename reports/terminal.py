@@ -13,12 +13,12 @@ from rich.console import Console
 from harness.contract.known_issues import ASSUMED, assumed_by
 from harness.contract.one_file import no_file
 from harness.contract.providers import JUDGED_BY, NOT_COMPARED, WITNESS, in_words
-from harness.contract.scenario import EngineConfig
+from harness.contract.settings import EngineConfig
 from harness.contract.types import Outcome
 from harness.contract.words import counted, percent
 from harness.coverage import reach_of
 from harness.driving.accept_lengths import AcceptLengths
-from harness.driving.progress import HARDLY, Cost, RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
+from harness.driving.results import HARDLY, Cost, RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
 from reports.findings import render_assume, render_findings, render_known
 from reports.live import STYLE, LiveLine, drafted
 from reports.matrix import render_matrix

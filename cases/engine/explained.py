@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cases.known import all_known
 from harness.contract.types import Outcome
-from harness.driving.progress import ScenarioResult
+from harness.driving.results import ScenarioResult
 from harness.search.tally import roots
 
 

@@ -10,7 +10,7 @@ from harness.both_sides.mutants import MUTANTS
 from harness.cli.main import app
 from harness.contract.types import Outcome
 from harness.driving.judging import judge_scenario
-from harness.driving.progress import Setup
+from harness.driving.plan import Setup
 from harness.driving.witness_trace import ask
 from harness.search.mutants import with_mutant
 

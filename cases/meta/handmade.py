@@ -15,7 +15,9 @@ import numpy as np
 
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.trace import Event, Ragged, RequestEnd, RoundRecord, RowBuilder, Rows, Trace
 
 VOCAB = 61

@@ -19,7 +19,8 @@ from cases.kit import Kit, shortest_life
 from cases.meta.related import RelationResult, compare
 from cases.timeline import inserted
 from harness.contract.batches import leading_rounds, parts_of
-from harness.contract.scenario import Op, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
 from harness.contract.trace import Trace
 
 Change = Callable[[Random, Scenario], Scenario]

@@ -16,7 +16,8 @@ from harness.contract.scenario import Scenario
 from harness.contract.trace import RowBuilder, Trace
 from harness.contract.types import Divergence, Kind, Outcome, Phase, Policy, Verdict
 from harness.contract.types import Key as RowKey
-from harness.driving.progress import Cost, RunResult, ScenarioResult, Setup
+from harness.driving.plan import Setup
+from harness.driving.results import Cost, RunResult, ScenarioResult
 from harness.search.fates import Asked, Campaign
 
 RUN = Path("runs/20261128-0036-dbc5")

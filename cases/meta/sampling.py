@@ -16,7 +16,9 @@ import numpy as np
 
 from cases.table_weights import SYMBOLS, TABLE, distribution, token_of
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import SpecConfig
 from harness.contract.trace import Trace
 from harness.contract.types import Phase
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cases.checkpoints import Checkpoint
 from cases.meta.speculating import FreeSession
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from reference.attention import Kept, Sight
 from reference.draft import Forced, Reading, draft, rotate
 from reference.model import Head

@@ -20,12 +20,13 @@ from harness.checks import judge
 from harness.cli.documents import run_document
 from harness.contract.known_issues import HEADER
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from harness.contract.trace import Event
 from harness.contract.types import Divergence, Key, Kind, Phase
 from harness.defects import departures
 from harness.driving.accept_lengths import AcceptLengths, AcceptRounds, observed_lengths, total
-from harness.driving.progress import ScenarioResult, Setup
+from harness.driving.plan import Setup
+from harness.driving.results import ScenarioResult
 from harness.night.charts import trends_of
 from reference.eagle1 import DraftHead
 from reference.expected import committed_by

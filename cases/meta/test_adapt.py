@@ -7,7 +7,7 @@ import pytest
 
 from cases import catalogue
 from cases.fixed import default_scenarios
-from harness.contract.scenario import EngineConfig, SpecConfig
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.usage import UsageError
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.refusals import check_possible, refusal, undrawn

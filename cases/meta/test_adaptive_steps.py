@@ -14,7 +14,7 @@ from cases.meta.judged import roots, with_round
 from cases.meta.speculating import FreeSession
 from cases.meta.test_reference_session import assert_same_rows, request_of, scenario_of, stopped
 from harness.checks import judge
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from reference.eagle1 import DraftHead
 from reference.pairs import paper_target as load_target
 

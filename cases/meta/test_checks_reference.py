@@ -7,7 +7,7 @@ import pytest
 
 from cases.meta import handmade
 from harness.checks import group, judge
-from harness.contract.scenario import Op
+from harness.contract.script import Op
 from harness.contract.trace import Event
 from harness.contract.types import Kind, Outcome, Policy
 

@@ -10,7 +10,9 @@ from cases.checkpoints import make
 from cases.meta.speculating import FreeSession
 from harness.checks.judge import judge
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import EngineConfig, Op, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import EngineConfig
 from harness.contract.types import Kind, Outcome
 from harness.driving.oracle import Oracle
 from reference.pairs import load_pair

@@ -13,7 +13,9 @@ from harness.checks.accepts import usual_draws
 from harness.checks.evidence import gather
 from harness.checks.judge import judge
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import SpecConfig
 from harness.contract.types import Kind, Outcome
 from harness.driving.oracle import Oracle
 from reference.pairs import load_pair

@@ -11,7 +11,9 @@ from cases.meta.speculating import FreeSession
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.types import Kind, Phase
 from reference.pairs import load_pair
 

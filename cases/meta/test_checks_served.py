@@ -8,7 +8,9 @@ from harness.checks import CHECKS
 from harness.checks.evidence import gather
 from harness.checks.registry import run_check
 from harness.cli.programs import check_scenarios
-from harness.contract.scenario import Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import SpecConfig
 from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.drive import sampling_of

@@ -8,7 +8,8 @@ import harness.checks.judge  # noqa: F401  registers the checks
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Op, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
 from harness.contract.trace import Event, RowBuilder, Trace
 from harness.engine_side.probes.verify_probe import holes, wrong_copies
 

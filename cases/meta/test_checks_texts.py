@@ -14,7 +14,9 @@ from harness.checks.evidence import gather
 from harness.checks.judge import judge
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.trace import EOS, Event
 from harness.contract.types import Outcome
 from harness.driving.oracle import Oracle

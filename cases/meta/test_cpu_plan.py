@@ -7,7 +7,7 @@ import pytest
 from cases.families import FAMILIES
 from harness.both_sides import compat
 from harness.contract.known_issues import notes, without_effect
-from harness.contract.scenario import EngineConfig, SpecConfig
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.engine_side.hooks import ImportHooks
 from harness.engine_side.replacement_kernels.cpu_ops import CpuOps
 from harness.night.cells import Cell

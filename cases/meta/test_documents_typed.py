@@ -13,7 +13,9 @@ from harness.archive.trace_io import _Head
 from harness.cli.programs import check_scenarios
 from harness.contract.json_files import BadDocument, NotJSON, parsed, validated
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import POOL, EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import POOL, EngineConfig, SpecConfig
 from harness.contract.usage import UsageError
 from harness.driving.refusals import impossible
 from harness.engines.launch import BOOT_CHUNK, boot_chunk

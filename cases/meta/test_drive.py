@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Op, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
 from harness.driving.drive import ScriptError, drive
 from harness.engines.errors import EngineCrashed
 

@@ -10,7 +10,8 @@ from benchmarks.make_real_size import SHAPES, make
 from cases.meta.published import make_target
 from cases.meta.speculating import FreeSession
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.settings import SpecConfig
 from harness.driving.checkpoint_files import read_checkpoint
 from harness.driving.footprint import footprint
 from reference.pairs import load_pair

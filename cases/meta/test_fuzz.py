@@ -13,7 +13,7 @@ from cases.meta import pretended_engine, results
 from harness.cli import fuzz
 from harness.cli.main import app
 from harness.contract.types import Outcome
-from harness.driving.progress import Setup
+from harness.driving.plan import Setup
 from harness.engines import envs
 from harness.search import fuzz as making
 from harness.search.shrink import Budget

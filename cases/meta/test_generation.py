@@ -27,7 +27,8 @@ from cases.timeline import Timeline, inserted
 from harness.checks.logprobs import LOOSE
 from harness.cli.programs import check_scenarios
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Op, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
 from harness.coverage import POINTS, Where, names
 
 OTHERS = (ADAPTER_BOOTS["lora"], WEIGHT_BOOTS["weights-tp"], HOSTED["hicache-pages"])

@@ -15,7 +15,8 @@ from harness.checks import judge
 from harness.checks.given import not_given
 from harness.cli.outcome import TYPED, typed_again
 from harness.cli.programs import check_scenarios
-from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.types import Outcome
 from harness.contract.usage import UsageError
 from harness.driving.adapt import Wanted, adapted

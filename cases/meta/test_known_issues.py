@@ -36,7 +36,7 @@ from harness.contract.known_issues import (
     without_effect,
 )
 from harness.contract.requests import ADJUSTING, CUTTING
-from harness.contract.scenario import EngineConfig, SpecConfig
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.types import Kind, Phase
 from harness.driving.own_pair import draft_facts
 from harness.engines.launch import GRAPH_SIZES, PREFILL_GRAPH_SIZES

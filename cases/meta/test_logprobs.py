@@ -5,7 +5,7 @@ import torch
 
 from cases.checkpoints import make
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from reference import logprobs
 from reference.logit_rules import Rules
 from reference.pairs import load_pair

@@ -16,13 +16,15 @@ from harness.checks.explained import explained, spot, together
 from harness.checks.findings import group
 from harness.checks.judge import judge
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.types import Kind, Outcome
 from harness.defects import departures
 from harness.defects.counted_roots import CountsRoots
 from harness.driving.judging import judge_scenario, judge_with
 from harness.driving.oracle import Oracle
-from harness.driving.progress import Setup
+from harness.driving.plan import Setup
 from reference.pairs import load_pair
 from reference.rounds import flying
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cases.families import FAMILIES
 from cases.fixed import default_scenarios
 from cases.meta import handmade, results
 from cases.programs import EXERCISES
@@ -432,6 +433,23 @@ def test_board_fails_for_a_survivor_that_nobody_explained_and_is_unknown_while_s
     assert Board.of(CAMPAIGN, part, explained).outcome is Outcome.UNKNOWN
     failed = FOUND | {"text": Fate(id="text", end=End.ERROR)}
     assert Board.of(CAMPAIGN, failed, explained).outcome is Outcome.UNKNOWN
+
+
+def test_what_one_campaign_does_not_execute_is_no_excuse_in_another():
+    known = EQUIVALENT | {
+        "open": Explanation(kind="not executed", why="several ranks", mutants=("open",), driven_by=("dp", "cuda"))
+    }
+    for campaign, stands in (
+        (CAMPAIGN, "not executed"),
+        (CAMPAIGN.model_copy(update={"families": ("eagle", "dp")}), "survived"),
+        (CAMPAIGN.model_copy(update={"device": "cuda"}), "survived"),
+    ):
+        assert Board.of(campaign, FOUND, known).counts[stands] == 1
+
+
+def test_the_families_that_execute_a_survivor_are_families_of_ours():
+    named = {name for one in fates.explanations().values() for name in one.driven_by}
+    assert named - {"cuda"} <= {*FAMILIES}
 
 
 def test_fates_are_kept_line_by_line_and_a_torn_line_does_not_count(tmp_path):

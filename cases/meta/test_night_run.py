@@ -16,7 +16,8 @@ from harness.checks import judge
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
 from harness.driving.accept_lengths import observed_lengths
-from harness.driving.progress import ScenarioResult, Setup
+from harness.driving.plan import Setup
+from harness.driving.results import ScenarioResult
 from harness.engines.errors import EngineError
 from harness.night import cells, mutated
 from harness.night.run import Driver

@@ -16,15 +16,15 @@ from cases import checkpoints, fixed
 from cases.meta.test_cli_bad_input import call
 from harness.archive.records import RunManifest
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from harness.contract.usage import UsageError
 from harness.driving import file_digests
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.checkpoint_files import read_checkpoint
 from harness.driving.drive import sampling_of
 from harness.driving.own_pair import described, own_pair
-from harness.driving.progress import hardly_agrees
 from harness.driving.refusals import pair_too_old
+from harness.driving.results import hardly_agrees
 from reference.checkpoint import DamagedError, Weights
 
 

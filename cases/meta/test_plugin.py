@@ -65,7 +65,8 @@ def _processes(folder):
 FAILING = """
 from cases.meta import handmade
 from harness.checks import group, judge
-from harness.driving.progress import ScenarioResult, Setup
+from harness.driving.plan import Setup
+from harness.driving.results import ScenarioResult
 def test_one(engines):
     scenario = handmade.scenario()
     trace, reference = handmade.build(scenario)

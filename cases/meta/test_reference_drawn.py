@@ -6,7 +6,7 @@ import torch
 
 from cases.checkpoints import make
 from cases.meta.handmade import lone_part
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from harness.contract.trace import RowBuilder, Trace
 from reference.draft import Forced
 from reference.engine_view import Conditions, EngineView

@@ -13,7 +13,7 @@ from cases.meta.published import FAMILIES, make_target
 from cases.meta.published_heads import BEHIND, BESIDE, make_pair
 from cases.meta.speculating import FreeSession
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from reference import attention
 from reference.attention import KeyValues, Sight, ancestors, attend
 from reference.mtp import MtpHead

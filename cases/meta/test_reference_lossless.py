@@ -11,7 +11,7 @@ from cases.meta.speculating import FreeSession
 from cases.meta.test_reference_session import SPEC_IDS, SPECS
 from cases.meta.test_reference_session import tiny as tiny
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from reference.draft import Forced, Reading, draft
 from reference.eagle1 import DraftHead
 from reference.pairs import paper_target as load_llama

@@ -12,7 +12,8 @@ from cases.meta.test_footprint import SMALL
 from harness.both_sides import leases
 from harness.cli import prepare
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.settings import SpecConfig
 from harness.contract.usage import UsageError
 from harness.driving.oracle import Oracle
 from harness.driving.own_pair import own_pair

@@ -9,7 +9,7 @@ from cases.boots import BOOTS
 from cases.meta import handmade
 from cases.meta.related import LEAST_ROWS, compare
 from cases.meta.relations import RELATIONS, pairs
-from harness.contract.scenario import EngineConfig
+from harness.contract.settings import EngineConfig
 from harness.contract.trace import Event, RowBuilder, Trace
 from harness.contract.types import Kind, Outcome, Policy
 

@@ -18,7 +18,8 @@ from cases.meta.speculating import FreeSession
 from harness.archive.event_facts import unfit
 from harness.checks.judge import judge
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.types import Kind, Outcome
 from harness.driving import oracle as asked
 from harness.driving.oracle import Oracle

@@ -11,7 +11,8 @@ from cases import checkpoints
 from cases.meta.sampling import FALSE_ALARM, Tally, multinomial_p
 from cases.table_weights import SYMBOLS, TABLE, distribution, token_of
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Op, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
 from harness.contract.trace import RowBuilder, Trace
 from reference.draft import Reading
 from reference.pairs import load_pair

@@ -12,7 +12,9 @@ from cases import catalogue
 from cases.catalogue import read_scenario
 from cases.families import FAMILIES
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.coverage import POINTS
 
 ROOT = Path(__file__).parents[2]

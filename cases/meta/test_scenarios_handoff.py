@@ -4,7 +4,9 @@ import pytest
 from pydantic import ValidationError
 
 from cases.fixed import DRAIN, request, submit
-from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.driving.refusals import impossible
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import build_launch

@@ -9,7 +9,8 @@ from cases.boots import BOOTS
 from cases.generation import generate
 from cases.meta import handmade
 from harness.checks import group, judge
-from harness.contract.scenario import Op, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
 from harness.contract.types import Kind
 from harness.search.shrink import Budget, shrink, simpler_boots, smaller, tidy
 from harness.search.tally import roots, size, tally

@@ -14,9 +14,10 @@ from cases.meta import results
 from harness.checks.describe import WHAT
 from harness.cli.documents import cell_document
 from harness.contract.known_issues import Known
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from harness.contract.types import Kind
-from harness.driving.progress import Booted, Cost, Judged, Preparing, Started, Stepped
+from harness.driving.progress import Booted, Judged, Preparing, Started, Stepped
+from harness.driving.results import Cost
 from harness.engines.envs import EngineEnv
 from harness.machines.doctor_gpu import Answer
 from harness.machines.text import render_doctor, render_engines

@@ -9,7 +9,9 @@ from cases import tokenizers
 from cases.boots import Boot
 from cases.tokenizers import CHARACTERS, EOS, FILE, JOINED, THINK_END, tokenizer_for
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import EngineConfig, Op, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import EngineConfig
 
 SPELLED = {"skip_tokenizer_init": False, "grammar_backend": "xgrammar"}
 

@@ -18,7 +18,7 @@ from cases.recipes import Noise, TrainedEagle3Recipe
 from cases.training.model import Head, Target
 from cases.training.train import chain_loss, save
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from reference import pairs
 from reference.attention import Sight
 

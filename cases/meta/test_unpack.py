@@ -19,7 +19,7 @@ from cases.meta.pretended_pip import quiet
 from cases.meta.pretended_wheels import REQUIRES_TORCH, PretendedIndex
 from cases.meta.test_cli_bad_input import call
 from cases.meta.test_pack import TORCH
-from harness.contract.scenario import EngineConfig, SpecConfig
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.engines import closure, envs
 from harness.engines.closure import EnvError
 from harness.engines.launch import build_launch

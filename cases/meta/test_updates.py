@@ -24,7 +24,9 @@ from harness.checks.judge import judge
 from harness.cli.prepare import provider
 from harness.contract.measured import judged_states
 from harness.contract.providers import WITNESS
-from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.tolerance import budget_for
 from harness.contract.trace import Event
 from harness.contract.types import Kind, Outcome, Phase

@@ -26,7 +26,7 @@ from harness.contract.types import Outcome
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.own_pair import own_pair
-from harness.driving.progress import RunResult
+from harness.driving.results import RunResult
 from harness.driving.runner import run
 from harness.engines import closure, envs
 from reports.live import LiveLine

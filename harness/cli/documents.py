@@ -15,7 +15,7 @@ from harness.contract.known_issues import Known, assumed_by
 from harness.contract.types import Divergence
 from harness.coverage import reach_of
 from harness.driving.accept_lengths import AcceptLengths
-from harness.driving.progress import Interrupted, RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
+from harness.driving.results import Interrupted, RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
 from reports.blame import server_flags, where
 from reports.findings import around_of
 from reports.terminal import covered

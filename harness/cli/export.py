@@ -18,7 +18,8 @@ from harness.contract.known_issues import assumed_in
 from harness.contract.outputs import check_target, write_text
 from harness.contract.usage import UsageError
 from harness.driving.judging import judge_scenario
-from harness.driving.progress import ScenarioResult, Setup
+from harness.driving.plan import Setup
+from harness.driving.results import ScenarioResult
 from harness.engines import envs
 from harness.engines.launch import build_launch
 from reports.prose import say

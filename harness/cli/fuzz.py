@@ -25,8 +25,9 @@ from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
 from harness.driving.adapt import NOTHING, Wanted
 from harness.driving.own_pair import OwnPair, own_pair
-from harness.driving.progress import Plan, RunResult
+from harness.driving.plan import Plan
 from harness.driving.refusals import undrawn
+from harness.driving.results import RunResult
 from harness.driving.runner import run
 from harness.engines import envs
 from reports.prose import say

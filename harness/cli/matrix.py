@@ -19,7 +19,8 @@ from harness.cli.settings import OF_KERNELS, takes_settings
 from harness.contract.outputs import check_target, write_json
 from harness.contract.usage import UsageError
 from harness.driving.adapt import NOTHING, Wanted
-from harness.driving.progress import Interrupted, Plan, RunResult
+from harness.driving.plan import Plan
+from harness.driving.results import Interrupted, RunResult
 from harness.driving.runner import run
 from harness.engines import envs
 from reports.findings import render_first

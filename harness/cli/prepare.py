@@ -30,7 +30,7 @@ from harness.driving.footprint import CONTEXT_MIB, WORKSPACE_MIB, Footprint, foo
 from harness.driving.own_pair import OwnPair, described
 from harness.driving.pairs import NoProviderError, checkpoint_pairs, load_now
 from harness.driving.place import CPU, Place
-from harness.driving.progress import Plan, Setup
+from harness.driving.plan import Plan, Setup
 from harness.driving.refusals import called, check_possible, pair_too_old, undrawn, unpredicted, untaken, unwitnessed
 from harness.engines import envs
 from harness.engines.launch import BACKENDS, CpuAttention, dtype_on

@@ -24,7 +24,9 @@ from harness.both_sides.logit_processors import PARAMETER
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.admission import LEAST_ROOM, longest, longest_prompt, reserved, reserved_slots, too_long
 from harness.contract.requests import GRAMMARS, RequestSpec
-from harness.contract.scenario import Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import SpecConfig
 from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
 from harness.driving.adapt import Wanted, refused_setting

@@ -38,7 +38,8 @@ from harness.contract.words import counted
 from harness.driving.judging import judge_scenario, judge_with
 from harness.driving.own_pair import own_pair
 from harness.driving.pairs import checkpoint_pairs
-from harness.driving.progress import Cost, RunResult, ScenarioResult, Setup, verdict_of
+from harness.driving.plan import Setup
+from harness.driving.results import Cost, RunResult, ScenarioResult, verdict_of
 from reports.live import STYLE
 from reports.prose import say
 from reports.terminal import render_run

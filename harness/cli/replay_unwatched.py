@@ -14,8 +14,8 @@ from harness.archive.store import StoredScenario
 from harness.checks.ranks import lost_by, site_of
 from harness.contract.trace import ENDS, EOS, Trace
 from harness.contract.usage import UsageError
+from harness.driving.plan import Plan
 from harness.driving.pool import EnginePool
-from harness.driving.progress import Plan
 from harness.engines.bare import Bare, run_bare
 from harness.engines.errors import EngineError
 from harness.engines.process import Launch

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from harness.contract.allowed import Place
-from harness.contract.scenario import EngineConfig
+from harness.contract.settings import EngineConfig
 from harness.driving.adapt import Wanted
 from harness.engines import server_args
 

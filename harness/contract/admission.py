@@ -6,7 +6,7 @@ This module must not judge, and must not import torch, sglang or any other room.
 from __future__ import annotations
 
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import EngineConfig, SpecConfig
+from harness.contract.settings import EngineConfig, SpecConfig
 
 #: Parts of what SGLang answers to a request that it does not take for its length, or for its queue's.
 REFUSALS = ("context length", "maximum allowed length", "queue is full")

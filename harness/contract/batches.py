@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from harness.contract.scenario import SpecConfig
+from harness.contract.settings import SpecConfig
 from harness.contract.trace import RoundRecord, Trace
 
 #: (dp_rank, rid, attempt, committed): one request's share of one batch.

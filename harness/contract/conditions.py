@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from types import CodeType
 
-from harness.contract.scenario import EngineConfig, SpecConfig
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.usage import unknown
 
 #: The most requests that an engine captures a graph for by default (GRAPH_SIZES of harness.engines.launch).

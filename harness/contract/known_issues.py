@@ -23,7 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from harness.contract.conditions import NO_DRAFT, DraftFacts, compiled, holds, settings_of
 from harness.contract.json_files import BadDocument, validated
-from harness.contract.scenario import Algorithm, EngineConfig, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.settings import Algorithm, EngineConfig, SpecConfig
 from harness.contract.usage import unknown
 
 #: Where the pages are, in a checkout and in an installed wheel alike.

@@ -1,7 +1,7 @@
 """Records that all packages share: row keys, divergences and verdicts.
 
 This module must not import torch, sglang or any other room: it is the vocabulary, not the behaviour. What goes in is
-in `harness.contract.scenario`.
+in `harness.contract.settings`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from harness.contract.batches import Part
-from harness.contract.scenario import Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.settings import SpecConfig
 from harness.contract.types import Phase
 from harness.defects.refused_states import verified_states
 from reference.departures import Departure, Followed

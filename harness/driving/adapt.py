@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness.contract.allowed import Place
-from harness.contract.scenario import EngineConfig, Scenario, numbered
+from harness.contract.scenario import Scenario, numbered
+from harness.contract.settings import EngineConfig
 from harness.contract.usage import UsageError, unknown
 from harness.engines.launch import BACKENDS, DTYPES
 

@@ -15,7 +15,8 @@ from cases.checkpoints import on_device
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.answers import RETURNED, flat_states
 from harness.contract.requests import GENERATE, SAMPLING, RequestSpec
-from harness.contract.scenario import Op, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
 from harness.contract.trace import EOS, Event, RequestEnd, RoundRecord, Trace
 from harness.contract.usage import UserError, meant
 from harness.driving.assemble import Assembler

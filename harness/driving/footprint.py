@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.settings import SpecConfig
 from harness.driving.checkpoint_files import CheckpointFiles
 
 #: Bytes a value of a dtype takes.

@@ -21,7 +21,8 @@ from harness.contract.scenario import Scenario
 from harness.contract.trace import RowBuilder, Trace
 from harness.contract.types import Divergence, Outcome, Verdict
 from harness.driving.place import CPU, Place
-from harness.driving.progress import ScenarioResult, Setup
+from harness.driving.plan import Setup
+from harness.driving.results import ScenarioResult
 
 if TYPE_CHECKING:
     from harness.driving.oracle import Oracle

@@ -20,8 +20,9 @@ from harness.driving.drive import OnStep
 from harness.driving.judging import JudgeQueue, judge_scenario, judge_with, load_oracle
 from harness.driving.own_pair import OwnPair
 from harness.driving.pairs import checkpoint_pairs
+from harness.driving.plan import Setup
 from harness.driving.pool import BorrowedPool, EnginePool, unwatched
-from harness.driving.progress import ScenarioResult, Setup
+from harness.driving.results import ScenarioResult
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CpuAttention
 from harness.engines.process import Launch

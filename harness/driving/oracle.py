@@ -21,7 +21,8 @@ from harness import defects
 from harness.both_sides import gpus, leases
 from harness.contract.known_issues import HEADER
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.settings import SpecConfig
 from harness.contract.trace import EOS, Event, Rows, Trace
 from harness.contract.types import Phase
 from harness.driving.footprint import CONTEXT_MIB

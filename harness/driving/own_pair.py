@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.contract.conditions import NO_DRAFT, DraftFacts
-from harness.contract.scenario import Algorithm
+from harness.contract.settings import Algorithm
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
 from harness.driving.checkpoint_files import OWN, CheckpointFiles, layers_of_mtp, read_checkpoint

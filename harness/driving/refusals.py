@@ -14,7 +14,8 @@ from packaging.version import Version
 from cases.checkpoints import CHAINED, DRAFT_LAYERS
 from harness.contract.known_issues import issues
 from harness.contract.requests import CUTTING
-from harness.contract.scenario import BFLOAT16, EngineConfig, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.settings import BFLOAT16, EngineConfig, SpecConfig
 from harness.contract.usage import UsageError
 from harness.driving.own_pair import OwnPair
 from harness.engines.envs import EngineEnv

@@ -27,22 +27,10 @@ from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
 from harness.contract.words import counted
 from harness.driving.judging import JudgeQueue, judge_scenario, judge_with, load_oracle, unjudged
+from harness.driving.plan import Plan, Setup
 from harness.driving.pool import EnginePool
-from harness.driving.progress import (
-    Booted,
-    Cost,
-    Interrupted,
-    Judged,
-    Observer,
-    Plan,
-    Preparing,
-    RunResult,
-    ScenarioResult,
-    Setup,
-    Started,
-    Stepped,
-    verdict_of,
-)
+from harness.driving.progress import Booted, Judged, Observer, Preparing, Started, Stepped
+from harness.driving.results import Cost, Interrupted, RunResult, ScenarioResult, verdict_of
 from harness.engines.engine import Engine
 from harness.engines.errors import EngineError
 from harness.engines.process import Launch

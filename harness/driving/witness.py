@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.trace import ENDS, Trace
 from harness.contract.types import Phase
 from harness.driving.witness_rows import Expectation, expect

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from harness.both_sides import compat, plugin_algorithm
 from harness.both_sides.leases import Request
-from harness.contract.scenario import EngineConfig, SpecConfig
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.trace import EOS
 from harness.engines import published
 from harness.engines.envs import EngineEnv, home

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.contract.scenario import EngineConfig
+from harness.contract.settings import EngineConfig
 from harness.contract.usage import UsageError, meant
 
 #: Said of what is the same for every engine.

@@ -15,7 +15,9 @@ from dataclasses import asdict
 from typing import Any
 
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import EngineConfig, SpecConfig
 from harness.engines import closure, envs
 from harness.engines.bare import Bare, Running, started
 from harness.engines.closure import EnvError, Progress

@@ -16,7 +16,8 @@ from cases.boots import Boot
 from cases.catalogue import Case
 from cases.families import Family
 from harness.contract.known_issues import ends_boot, issues
-from harness.contract.scenario import EngineConfig, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.settings import EngineConfig
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.refusals import refusal, undrawn
 from harness.engines.envs import state

@@ -25,7 +25,7 @@ from harness.contract.types import Kind, Outcome, Verdict
 from harness.driving.accept_lengths import AcceptLengths, total
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.live import LiveEngines
-from harness.driving.progress import ScenarioResult
+from harness.driving.results import ScenarioResult
 from harness.engines.errors import EngineError
 from harness.night.cells import Cell
 from harness.night.mutated import ask

@@ -47,7 +47,8 @@ class Board:
     @staticmethod
     def of(campaign: Campaign, fates: Mapping[str, Fate], explained: Mapping[str, Explanation]) -> Board:
         asked = [one for one in campaign.mutants if one.id in fates]
-        lines = [Line(mutant=one, fate=fates[one.id], explained=explained.get(one.id)) for one in asked]
+        holding = {name: one for name, one in explained.items() if one.holds_in(campaign)}
+        lines = [Line(mutant=one, fate=fates[one.id], explained=holding.get(one.id)) for one in asked]
         return Board(campaign=campaign, lines=tuple(lines))
 
     @property

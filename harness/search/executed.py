@@ -18,7 +18,7 @@ from harness.contract.known_issues import assumable
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.driving.live import LiveEngines
-from harness.driving.progress import ScenarioResult
+from harness.driving.results import ScenarioResult
 from harness.engines.errors import EngineError
 from harness.engines.process import Launch
 from harness.search.operators import Ran

@@ -26,7 +26,7 @@ from harness.contract.trace import Trace
 from harness.contract.types import Kind, Phase
 from harness.contract.usage import UsageError
 from harness.driving.drive import sampling_of
-from harness.driving.progress import ScenarioResult
+from harness.driving.results import ScenarioResult
 from harness.engines.launch import CORES, dtype_on
 from harness.engines.process import Launch
 from harness.search import carried

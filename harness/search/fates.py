@@ -132,11 +132,18 @@ class Fate(_Strict):
 
 
 class Explanation(_Strict):
-    """Why a mutant survives. kind: equivalent (nothing that speculation promises differs), or open (a gap of ours)."""
+    """Why a mutant survives. kind: equivalent (nothing that speculation promises differs), or open (a gap of ours).
+
+    driven_by: families, or a device, that do execute it: a campaign over one of them has to kill it.
+    """
 
     kind: Literal["equivalent", "not executed", "open"]
     why: str
     mutants: tuple[str, ...]
+    driven_by: tuple[str, ...] = ()
+
+    def holds_in(self, campaign: Campaign) -> bool:
+        return not {*campaign.families, campaign.device} & {*self.driven_by}
 
 
 def explanations(path: Path = EXPLAINED) -> dict[str, Explanation]:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from harness.contract.scenario import Scenario
 from harness.driving.live import LiveEngines
-from harness.driving.progress import Plan, RunResult
+from harness.driving.plan import Plan
+from harness.driving.results import RunResult
 from harness.search.shrink import Budget, Shrunk, Step, shrink
 from harness.search.tally import FindingTally, roots, tally
 

@@ -15,7 +15,8 @@ from harness.both_sides.mutants import MUTANTS, Mutant
 from harness.checks.evidence import gather
 from harness.checks.ranks import lost_by
 from harness.checks.registry import CHECKS, run_check
-from harness.contract.scenario import Op, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.engines.errors import EngineError
@@ -23,7 +24,7 @@ from harness.search.scoreboard import Fate, Score, Scoreboard, Step, undrivable
 
 if TYPE_CHECKING:
     from harness.driving.live import LiveEngines
-    from harness.driving.progress import ScenarioResult
+    from harness.driving.results import ScenarioResult
 
 Report = Callable[[Step], None]
 

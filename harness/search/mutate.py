@@ -21,7 +21,7 @@ from harness.contract.trace import ENDS, Trace
 from harness.contract.types import Divergence, Outcome
 from harness.driving.drive import drive
 from harness.driving.live import LiveEngines
-from harness.driving.progress import ScenarioResult
+from harness.driving.results import ScenarioResult
 from harness.engines.engine import Engine
 from harness.engines.errors import DEFECT, EngineError, EngineNotClean, NoLease
 from harness.engines.process import Launch

@@ -15,7 +15,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Op, Scenario, SpecConfig
+from harness.contract.scenario import Scenario
+from harness.contract.script import Op
+from harness.contract.settings import SpecConfig
 from harness.search.tally import size
 
 #: The root signatures of a scenario's failures; empty if it passes or cannot be judged.

@@ -26,7 +26,7 @@ from harness.suite.census import CENSUS, Census, Counting
 
 if TYPE_CHECKING:  # half of what a session imports, and many need no engine: it comes with the first that is asked for
     from harness.driving.live import LiveEngines
-    from harness.driving.progress import ScenarioResult
+    from harness.driving.results import ScenarioResult
 
 #: Set by `make test` and CI: an engine that is not there fails its tests instead of skipping them.
 REQUIRED = "EAGLECHECK_REQUIRE_ENGINES"

@@ -31,7 +31,7 @@ class NotServed(NotImplementedError):
 
 @dataclass(slots=True)
 class Rules:
-    """What the scenario wants of transfers, by room (see harness.contract.scenario.Op); both sides get the same."""
+    """What the scenario wants of transfers, by room (see harness.contract.script.Op); both sides get the same."""
 
     held: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
