@@ -94,14 +94,14 @@ BUDGETS: dict[str, Budget] = {
     "bfloat16 cache": Budget(
         dtype="bfloat16 cache",
         # Six roundings of 2^-8: K and V that a row reads, those that its state came from, those that they were made of.
-        # CPU, 0.5.23, one layer: hidden rows 6.7e-3, logits 5.6e-3 (docs/evidence/deployments.md).
+        # CPU, 0.5.23, one layer: hidden rows 9.4e-3, logits 5.6e-3 (docs/evidence/deployments.md).
         relative=6 * 2.0**-8,
         floor=1.6e-2,  # as bfloat16: a probability moves by at most a quarter of what two logits near 9 do
         rounding=2.0**-8,
         numerical_floor=2.0**-8,  # K and V: two even errors within 2^-8, and their squares add
         tie_rates={1: 0.0125, 4: 0.025, 8: 0.03},  # a quarter of bfloat16's, as its numerical floor is
         reason="K and V are rounded to 8 bits, and nothing else is",
-        # Six errors, even within 2^-8, whose squares add: sqrt(2), which `between` has. 0.4 to 0.9 were seen.
+        # Six errors, even within 2^-8, whose squares add: sqrt(2), which `between` has. at most 1.0 was seen.
         deep=1.0,
     ),
 }
