@@ -4,6 +4,7 @@ import json
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -21,9 +22,12 @@ from harness.checks.evidence import gather
 from harness.checks.flushed import check_flushed
 from harness.checks.judge import judge
 from harness.cli.prepare import provider
+from harness.contract.measured import judged_states
+from harness.contract.providers import WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import EngineConfig, SpecConfig
+from harness.contract.tolerance import budget_for
 from harness.contract.trace import Event
 from harness.contract.types import Kind, Outcome, Phase
 from harness.contract.usage import UsageError
@@ -288,12 +292,51 @@ def test_cache_that_is_coarser_than_its_engine_has_no_witness(dtype, asked, refu
     assert ("rounded one way or the other" in unwitnessed(given)) == refused
 
 
-@pytest.mark.parametrize(("asked", "draft"), [("bf16", "bfloat16"), ("auto", "float32")])
+@pytest.mark.parametrize(("asked", "draft"), [("bf16", "bfloat16 cache"), ("auto", "float32")])
 def test_rows_of_a_draft_are_as_coarse_as_its_cache_and_no_others(asked, draft):
     scenario = handmade.scenario(server_args={"speculative_draft_kv_cache_dtype": asked})
     evidence = gather(scenario, *handmade.build(scenario))
     assert {pairs_of(evidence, phase).budget.dtype for phase in (Phase.DRAFT, Phase.EXTEND)} == {draft}
     assert pairs_of(evidence, Phase.VERIFY).budget.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("name", "off", "wrong"),
+    [
+        ("hidden_in.EXTEND", 5e-3, True),
+        ("hidden_out.EXTEND", 5e-3, False),
+        ("hidden_in.DRAFT", 5e-3, False),
+        ("hidden_out.VERIFY", 5e-3, True),
+        ("hidden_out.EXTEND", 5e-2, True),
+    ],
+)
+def test_what_a_target_hands_to_a_draft_with_a_coarse_cache_is_as_exact_as_the_target(name, off, wrong):
+    scenario = handmade.scenario(server_args={"speculative_draft_kv_cache_dtype": "bf16"})
+    engine, reference = handmade.build(scenario)
+    tensor = engine.tensors[name]
+    tensor[0, 0] += off * abs(tensor[0]).max()
+    assert (Kind.NUMERIC in {one.kind for one in judge(scenario, engine, reference)[1]}) == wrong
+
+
+@pytest.mark.parametrize(("off", "wrong"), [(5e-3, False), (5e-2, True)])
+def test_logits_of_a_draft_with_a_coarse_cache_are_a_few_roundings_off_at_most(off, wrong):
+    scenario = handmade.scenario(server_args={"speculative_draft_kv_cache_dtype": "bf16"})
+    engine, reference = handmade.build(scenario)
+    row = int((engine.rows.strings["phase"] == str(Phase.DRAFT)).argmax())
+    logits = engine.rows.lists["top_logits"][row]
+    logits[-1] -= off * abs(logits).max() + wrong * budget_for("bfloat16 cache").floor
+    assert (Kind.NUMERIC in {one.kind for one in judge(scenario, engine, reference)[1]}) == wrong
+
+
+@pytest.mark.parametrize(("deviation", "wrong"), [(4e-3, False), (0.5, True)])
+def test_a_fault_in_all_rows_of_a_draft_does_not_pass_for_the_noise_of_its_cache(deviation, wrong):
+    _, reference = handmade.build(handmade.scenario(prompts=(7, 5, 19, 11)))
+    reference = replace(reference, header={"providers": {"draft": WITNESS}})
+    truth = reference.tensors["hidden_in.DRAFT"]
+    size = np.sqrt(np.square(truth).mean(axis=1, keepdims=True))
+    engine = truth + deviation * size * np.random.default_rng(0).standard_normal(truth.shape)
+    given = {"engine": engine, "at": np.arange(len(truth)), "budget": budget_for("bfloat16 cache")}
+    assert (judged_states(reference, "hidden_in.DRAFT", **given).passed != wrong).all()
 
 
 @pytest.mark.parametrize(("asked", "reasons"), [({}, 1), ({"speculative_accept_threshold_single": 0.5}, 0)])

@@ -112,10 +112,12 @@ class Evidence:
         """What the engine computed in; a device without the scenario's dtype took another."""
         return dtype_of(self.scenario, self.engine)
 
-    def dtype_in(self, phase: Phase) -> str:
-        """Whose rounding the rows of a phase have."""
-        asked, draft = self.scenario.engine, phase in (Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.EXTEND)
-        return asked.draft_rounding if draft and asked.draft_rounding != asked.dtype else self.dtype
+    def dtype_in(self, phase: Phase, side: str = "") -> str:
+        """Whose rounding the rows of a phase have. A draft's one layer is handed ('hidden_in') the target's states."""
+        asked, reads = self.scenario.engine, phase in (Phase.DRAFT_PREFILL, Phase.EXTEND)
+        of_target = side == "hidden_in" and reads and self.scenario.spec.algorithm != "MTP"
+        rounded = not of_target and (reads or phase is Phase.DRAFT) and asked.draft_rounding != asked.dtype
+        return asked.draft_rounding if rounded else self.dtype
 
     def divergence(
         self,

@@ -7,6 +7,7 @@ not touch integers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from harness.checks.registry import CheckResult
 from harness.contract.align import Ints
 from harness.contract.measured import judged_logits, judged_states
 from harness.contract.noise import Floats, RowErrors
-from harness.contract.tolerance import judge_rows
+from harness.contract.tolerance import budget_for, judge_rows
 from harness.contract.types import Divergence, Kind, Policy
 
 #: Layers of the target whose states an EAGLE-3 head reads (arXiv 2503.01840, section 3.1).
@@ -37,6 +38,7 @@ def compare_floats(pairs: Pairs) -> CheckResult:
 def _hidden(pairs: Pairs, side: str, result: CheckResult, failed: set[int]) -> None:
     """Rows of tensors['<side>.<PHASE>'] where both sides have one."""
     name = f"{side}.{pairs.phase}"
+    pairs = replace(pairs, budget=budget_for(pairs.evidence.dtype_in(pairs.phase, side)))
     reference = pairs.evidence.reference
     assert reference is not None
     mine, theirs = pairs.evidence.engine.tensors.get(name), reference.tensors.get(name)

@@ -49,7 +49,7 @@ def judged_states(reference: Trace, name: str, *, engine: Floats, at: Ints, budg
         return judge_states(engine=engine, truth=truth, own=reference.tensors[f"own.{name}"][at], noise=noise)
     providers = reference.header.get("providers") or {}
     if budget.dtype != "float32" and "witness" in providers.values():
-        noise = between(engine, truth, rounding=budget.rounding, tests=len(reference.rows))
+        noise = between(engine, truth, rounding=budget.rounding, tests=len(reference.rows), deep=budget.deep)
         return judge_states(engine=engine, truth=truth, own=None, noise=noise)
     return judge_rows(engine=engine, truth=truth, budget=budget)
 

@@ -216,15 +216,15 @@ def turned_around(margins: Wide, noise: Wide) -> float:
     return float(sum(math.erfc(one / math.sqrt(2)) / 2 for one in away[away < 8].tolist()))
 
 
-def between(one: Floats, other: Floats, *, rounding: float, tests: int) -> Noise:
-    """Noise of the difference of two engines' rows of one kind, [m,w] each (see the module)."""
+def between(one: Floats, other: Floats, *, rounding: float, tests: int, deep: float = DEEP) -> Noise:
+    """Noise of the difference of two engines' rows of one kind, [m,w] each (see the module). deep: as `DEEP`."""
     even, width = np.ones(one.shape[1]), one.shape[1]
     sizes = np.full(len(other), np.nan)
     for block in _blocks(other):
         scale = np.maximum(_rms(other[block]), _TINY)
         sizes[block] = _rms(_weighted(one[block], other[block], even, scale)) / scale
     known = sizes[np.isfinite(sizes)]
-    typical = min(float(np.median(known)) if len(known) else 0.0, math.sqrt(2) * DEEP * rounding)
+    typical = min(float(np.median(known)) if len(known) else 0.0, math.sqrt(2) * deep * rounding)
     luck = max(LUCK / math.sqrt(max(width, 1)), LEAST_LUCK)
     return Noise(
         typical=max(typical, rounding / 2),

@@ -208,9 +208,10 @@ class EngineConfig(Strict):
 
     @property
     def draft_rounding(self) -> str:
-        """The dtype whose rounding the draft's rows have: that of the KV cache, where it is the coarser."""
-        asked = self.server_args.get("speculative_draft_kv_cache_dtype")
-        return "bfloat16" if asked in BFLOAT16 else self.dtype
+        """The budget whose rounding the draft's rows have: that of the KV cache, where it is the coarser."""
+        if self.server_args.get("speculative_draft_kv_cache_dtype") not in BFLOAT16:
+            return self.dtype
+        return "bfloat16 cache" if self.dtype == "float32" else "bfloat16"
 
     @property
     def prefill_side(self) -> EngineConfig:

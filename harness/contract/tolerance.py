@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.contract.noise import TIE_MULTIPLE, Floats, Ints, RowErrors, Wide, errors
+from harness.contract.noise import DEEP, TIE_MULTIPLE, Floats, Ints, RowErrors, Wide, errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ class Budget:
     #: of eight asks which is the eighth, and logits lie closer together there); far more of them are a finding
     tie_rates: Mapping[int, float]
     reason: str
+    #: typical size of an error between two engines at most, over `rounding`, where their own rows measure it
+    deep: float = DEEP
 
     def tie_rate(self, topk: int) -> float:
         """The usual share of ties where every draft step has `topk` candidates."""
@@ -87,6 +89,20 @@ BUDGETS: dict[str, Budget] = {
         # The same: up to two 2.4 to 4.6 % in each of four boot configurations, four 8.2 %, eight 10.7 %.
         tie_rates={1: 0.05, 4: 0.10, 8: 0.12},
         reason="each operator rounds its output to 8 bits",
+    ),
+    # Of a draft that computes in float32 and keeps K and V in bfloat16.
+    "bfloat16 cache": Budget(
+        dtype="bfloat16 cache",
+        # Six roundings of 2^-8: K and V that a row reads, those that its state came from, those that they were made of.
+        # CPU, 0.5.23, one layer: hidden rows 9.4e-3, logits 5.6e-3 (docs/evidence/deployments.md).
+        relative=6 * 2.0**-8,
+        floor=1.6e-2,  # as bfloat16: a probability moves by at most a quarter of what two logits near 9 do
+        rounding=2.0**-8,
+        numerical_floor=2.0**-8,  # K and V: two even errors within 2^-8, and their squares add
+        tie_rates={1: 0.0125, 4: 0.025, 8: 0.03},  # a quarter of bfloat16's, as its numerical floor is
+        reason="K and V are rounded to 8 bits, and nothing else is",
+        # Six errors, even within 2^-8, whose squares add: sqrt(2), which `between` has. at most 1.0 was seen.
+        deep=1.0,
     ),
 }
 
