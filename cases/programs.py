@@ -174,14 +174,17 @@ _WINDOWS = program(
     disable_hybrid_swa_memory=False,
 )
 
-_RECURRENT = program(
-    "recurrent",
-    [request("a", 19, seed=411, new=14), request("b", 9, seed=412, new=17)],
-    [submit("a", "b"), DRAIN],
-    wants=["batch_shrinks"],
-    checkpoint="hybrid-tiny",
-    radix_cache=False,
-)
+
+def _recurrent(name: str, checkpoint: str, *, longer: int) -> Scenario:
+    return program(
+        name,
+        [request("a", 19, seed=411, new=14), request("b", 9, seed=412, new=longer)],
+        [submit("a", "b"), DRAIN],
+        wants=["batch_shrinks"],
+        checkpoint=checkpoint,
+        radix_cache=False,
+    )
+
 
 _SAMPLED = program(
     "sampled",
@@ -312,8 +315,8 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "queue": (_QUEUE,),
     "pool": (_POOL,),
     "window": (_WINDOWS,),
-    "recurrent": (_RECURRENT,),
-    "mamba": (_RECURRENT.model_copy(update={"name": "recurrent-mamba", "checkpoint": "hybrid-mamba"}),),
+    "recurrent": (_recurrent("recurrent", "hybrid-tiny", longer=17),),
+    "mamba": (_recurrent("recurrent-mamba", "hybrid-mamba", longer=40),),
     "host": tuple(one for one in host_shapes(HOSTED["hicache"]) if one.name == "hicache-again"),
     "storage": tuple(host_shapes(HOSTED["hicache-storage"])[:1]),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
