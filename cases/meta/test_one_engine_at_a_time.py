@@ -7,7 +7,8 @@ import pytest
 
 from cases.meta import results
 from harness.contract.types import Outcome
-from harness.driving import pool, progress, runner
+from harness.driving import plan as plans
+from harness.driving import pool, runner
 from harness.engines.envs import EngineEnv
 from harness.engines.errors import EngineError, EngineNotClean
 
@@ -38,7 +39,7 @@ def engines(monkeypatch):
 
     monkeypatch.setattr(pool, "Engine", Pretended)
     monkeypatch.setattr(pool, "can_fork", lambda _launch: False)
-    monkeypatch.setattr(progress, "build_launch", lambda **_options: LAUNCH)
+    monkeypatch.setattr(plans, "build_launch", lambda **_options: LAUNCH)
     monkeypatch.setattr(runner, "load_oracle", lambda *_folders: SimpleNamespace(peak_mib=0))
     return started
 
@@ -46,7 +47,7 @@ def engines(monkeypatch):
 def plan(root):
     env = EngineEnv(version="0.5.23", python=Path("python"), pythonpath=(), torch="2.13.0", ready=True)
     pairs = {one.checkpoint: (root, root) for one in SCENARIOS}
-    return progress.Plan(env=env, setup=progress.Setup(release="0.5.23"), scenarios=SCENARIOS, pairs=pairs, root=root)
+    return plans.Plan(env=env, setup=plans.Setup(release="0.5.23"), scenarios=SCENARIOS, pairs=pairs, root=root)
 
 
 @pytest.mark.parametrize("why", [EngineError("the engine refused it"), EngineNotClean("it still holds slots")])
