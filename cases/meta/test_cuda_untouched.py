@@ -39,10 +39,11 @@ def vary(one):
 @pytest.fixture
 def untouched(driver, cards):
     made = Untouched()
+    torch.get_device_module.cache_clear()  # it keeps its first answer, here another one with and without
     made.install()
     yield made
     made.restore()
-    torch.get_device_module.cache_clear()  # it keeps its answer, which here is no longer so
+    torch.get_device_module.cache_clear()
 
 
 @pytest.mark.parametrize("device", [None, 0, "cuda", "cuda:0", torch.device("cuda", 0)])
