@@ -55,6 +55,36 @@ def judged_states(reference: Trace, name: str, *, engine: Floats, at: Ints, budg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SharedLogits:
+    """Top logits of some pairs of rows, float64: their places [m] among all, each side's own mine [m,w], theirs [m,v].
+
+    shared [m,w]: whether the other side lists that id too; truth [m,w]: what it says of it, 0 where it does not.
+    """
+
+    places: Ints
+    mine: Wide
+    theirs: Wide
+    shared: np.ndarray
+    truth: Wide
+
+
+def shared_logits(one: Rows, other: Rows, mine: Ints, theirs: Ints) -> Iterator[SharedLogits]:
+    """Of the pairs mine [M], theirs [M] that have logits on both sides, by how many these are, so that each stacks."""
+    sides = ((one, mine), (other, theirs))
+    lengths = [rows.lists["top_logits"].lengths[at] for rows, at in sides]
+    for ours, expected in sorted({*zip(*(each.tolist() for each in lengths), strict=True)}):
+        places = np.flatnonzero((lengths[0] == ours) & (lengths[1] == expected))
+        if not ours or not expected:
+            continue
+        my_ids, their_ids = (rows.lists["top_ids"].stacked(at[places]) for rows, at in sides)
+        logits, truth = (rows.lists["top_logits"].stacked(at[places]).astype(np.float64) for rows, at in sides)
+        same = my_ids[:, :, None] == their_ids[:, None, :]
+        shared = same.any(axis=2)
+        aligned = np.where(shared, np.take_along_axis(truth, same.argmax(axis=2), axis=1), 0.0)
+        yield SharedLogits(places=places, mine=logits, theirs=truth, shared=shared, truth=aligned)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedLogits:
     """Top logits of some pairs of rows: their places [m] among all, the engine's logits [m,w], and the errors of those
     ids that both kept; shared [m]: whether there are any."""
@@ -68,29 +98,19 @@ class JudgedLogits:
 def judged_logits(
     engine: Rows, reference: Rows, *, mine: Ints, theirs: Ints, budget: Budget, noise: LogitNoise
 ) -> Iterator[JudgedLogits]:
-    """Of the pairs mine [M], theirs [M] that have logits on both sides, by how many these are, so that each stacks."""
-    lengths = engine.lists["top_logits"].lengths[mine], reference.lists["top_logits"].lengths[theirs]
-    for ours, expected in sorted({*zip(*(one.tolist() for one in lengths), strict=True)}):
-        places = np.flatnonzero((lengths[0] == ours) & (lengths[1] == expected))
-        if not ours or not expected:
-            continue
-        my_ids, their_ids = (
-            engine.lists["top_ids"].stacked(mine[places]),
-            reference.lists["top_ids"].stacked(theirs[places]),
-        )
-        logits = engine.lists["top_logits"].stacked(mine[places]).astype(np.float64)
-        truth = reference.lists["top_logits"].stacked(theirs[places]).astype(np.float64)
-        same = my_ids[:, :, None] == their_ids[:, None, :]
-        shared = same.any(axis=2)
-        blank = ~shared & np.isfinite(logits)  # ids the reference does not list; a NaN stays a failure
+    """See shared_logits."""
+    for both in shared_logits(engine, reference, mine, theirs):
+        blank = ~both.shared & np.isfinite(both.mine)  # ids the reference does not list; a NaN stays a failure
         errors = judge_rows(
-            engine=np.where(blank, 0.0, logits),
-            truth=np.where(shared, np.take_along_axis(truth, same.argmax(axis=2), axis=1), 0.0),
+            engine=np.where(blank, 0.0, both.mine),
+            truth=both.truth,
             budget=budget,
-            allowed=noise.limit[theirs[places]],
-            scale=np.abs(truth).max(axis=1),
+            allowed=noise.limit[theirs[both.places]],
+            scale=np.abs(both.theirs).max(axis=1),
         )
-        yield JudgedLogits(places=places, logits=logits, errors=errors, shared=shared.any(axis=1))
+        yield JudgedLogits(
+            places=both.places, logits=both.mine, errors=errors, shared=np.asarray(both.shared.any(axis=1))
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from cases.tokenizers import tokenizer_for
 from harness import defects
 from harness.both_sides import gpus, leases
 from harness.contract.known_issues import HEADER
+from harness.contract.measured import shared_logits
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
 from harness.contract.settings import SpecConfig
@@ -290,17 +291,9 @@ def _draw(event: Event) -> tuple[object, ...]:
 def _logit_errors(truth: Rows, own: Rows, truth_rows: np.ndarray, own_rows: np.ndarray) -> np.ndarray:
     """float32 [m]: greatest difference among the ids that both keep in these rows [m]; NaN where there is none."""
     found = np.full(len(truth_rows), np.nan, dtype=np.float32)
-    sides = ((truth, truth_rows), (own, own_rows))
-    lengths = [rows.lists["top_ids"].lengths[at] for rows, at in sides]
-    for one, other in {*zip(*(length.tolist() for length in lengths), strict=True)}:
-        at = np.flatnonzero((lengths[0] == one) & (lengths[1] == other))
-        if not one or not other:
-            continue
-        ids, own_ids = (rows.lists["top_ids"].stacked(which[at]) for rows, which in sides)
-        logits, own_logits = (rows.lists["top_logits"].stacked(which[at]) for rows, which in sides)
-        same = ids[:, :, None] == own_ids[:, None, :]
-        error = np.where(same, np.abs(logits[:, :, None] - own_logits[:, None, :]), -np.inf).max(axis=(1, 2))
-        found[at] = np.where(same.any(axis=(1, 2)), error, np.nan)
+    for both in shared_logits(truth, own, truth_rows, own_rows):
+        error = np.where(both.shared, np.abs(both.mine - both.truth), -np.inf).max(axis=1)
+        found[both.places] = np.where(both.shared.any(axis=1), error, np.nan)
     return found
 
 
