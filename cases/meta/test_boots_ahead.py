@@ -87,20 +87,24 @@ def test_as_many_as_may_boot_ahead_do_and_each_is_taken_in_its_turn(engines, of_
 
 
 def test_one_configuration_gets_as_many_engines_as_are_asked_for(engines, of_two):
-    first, again = launch("a"), launch("b")
-    of_two.use(first)
-    of_two.expect([again, again, again])
-    up(of_two)
-    assert names(engines) == ["a", "b", "b"]
+    again = launch("a")
+    of_two.expect([again, again], now=again)
     one = of_two.use(again)
+    of_two.expect([again, again], now=again)  # a scenario more on the live engine
     of_two.close()  # as after new weights
-    assert of_two.use(again) is not one
-    assert (names(engines), of_two.boots) == (["a", "b", "b"], 3)
+    of_two.expect([again], now=again)
+    up(of_two)
+    assert names(engines) == ["a", "a", "a"]
+    another = of_two.use(again)
+    of_two.close()
+    assert len({id(each) for each in (one, another, of_two.use(again))}) == of_two.boots == 3
 
 
 def test_what_a_run_boots_ahead_is_a_configuration_each():
     scenarios, expected = runner.in_boot_order(FAMILIES["paged"].scenarios), []
-    engines = SimpleNamespace(ahead=3, lease=None, expect=expected.extend, use=lambda _launch: None)
+    engines = SimpleNamespace(
+        ahead=3, lease=None, expect=lambda more, now: expected.extend(more), use=lambda _launch: None
+    )
     plan = SimpleNamespace(launch=lambda one, lease: one.boot_key())
     going = SimpleNamespace(later=[*pool.beginning(scenarios)], plan=plan, engines=engines, waited_seconds=0.0)
     runner._wait_for(going, launch("a"))

@@ -77,7 +77,7 @@ class EnginePool:
     def use(self, launch: Launch) -> Engine:
         """The live engine if it is this one, else this one booted in its place. Raises EngineError."""
         key = _key_of(launch)
-        if self._engine is None or self._key != key or not self.alive():
+        if not self._drives(key):
             self.close()
             start = time.monotonic()
             try:
@@ -85,7 +85,11 @@ class EnginePool:
             finally:
                 self.waited += time.monotonic() - start
             self.booted(self._engine)
+        assert self._engine is not None
         return self._engine
+
+    def _drives(self, key: str) -> bool:
+        return self._key == key and self.alive()
 
     def _up(self, launch: Launch, key: str) -> Engine:
         """Booted ahead or now, unless that failed too often."""
@@ -101,12 +105,12 @@ class EnginePool:
         failed.clear()
         return engine
 
-    def expect(self, launches: Sequence[Launch]) -> None:
+    def expect(self, launches: Sequence[Launch], *, now: Launch | None = None) -> None:
         """Boot the first of these beside what is driven, as many as may be ahead and as there is memory for.
 
-        One that does not come up says so when it is used.
+        now: what is used next, and may be one more of the same. One that does not come up says so when it is used.
         """
-        wanted = Counter[str]()
+        wanted = Counter(_key_of(one) for one in (now,) if one is not None and not self._drives(_key_of(one)))
         for launch in launches[: self.ahead]:
             key, free = _key_of(launch), psutil.virtual_memory().available >> 20
             wanted[key] += 1

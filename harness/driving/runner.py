@@ -183,7 +183,7 @@ def _wait_for(going: _Run, launch: Launch) -> None:
     """The engine that a scenario needs is up, and those that come after it may boot."""
     start = time.monotonic()
     upcoming = going.later[: going.engines.ahead]
-    going.engines.expect([going.plan.launch(one, lease=going.engines.lease) for one in upcoming])
+    going.engines.expect([going.plan.launch(one, lease=going.engines.lease) for one in upcoming], now=launch)
     try:
         going.engines.use(launch)
     finally:

@@ -85,15 +85,15 @@ class Driver:
     def _expect(self, live: LiveEngines, cell: Cell, scenarios: Sequence[Scenario]) -> None:
         """Boot engines of these scenarios behind the first and of the next cells beside the one that is driven now."""
         launches = []
-        for asked, scenario in islice(self._upcoming(cell, scenarios), live.ahead):
+        for asked, scenario in islice(self._upcoming(cell, scenarios), live.ahead + 1):
             live.assumed = asked.assumed_for(scenario)
             with suppress(Exception):  # it is raised again when the scenario's turn comes, and counted there
                 launches.append(live.launch(scenario, engine=asked.engine, revert=self.revert))
-        live.expect(launches)
+        live.expect(launches[1:], now=launches[0] if launches else None)
 
     def _upcoming(self, cell: Cell, scenarios: Sequence[Scenario]) -> Iterator[tuple[Cell, Scenario]]:
-        """The scenarios that need an engine after the one that is driven now, and their cells."""
-        yield from ((cell, one) for one in beginning(scenarios))
+        """The first of these scenarios, those after it that need an engine, and their cells."""
+        yield from ((cell, one) for one in (scenarios[0], *beginning(scenarios)))
         for later in self._later:
             if later.scenarios and later.mutants is None:
                 yield from ((later, one) for one in (later.scenarios[0], *beginning(later.scenarios)))
