@@ -142,7 +142,7 @@ def part(mode, start, length, attempt):
     [
         pytest.param(("PREFILL", 0, 11), 11, id="it computes its prompt and its output anew"),
         pytest.param(
-            ("PREBUILT", 10, 0), 10, id="a decode side resumes with what it kept, all but the last token's KV"
+            ("PREBUILT", 10, 0), 10, id="a decode side resumes with all but the last token of what it kept"
         ),
     ],
 )
