@@ -558,9 +558,10 @@ def pause_in_chunk(kit: Kit) -> Opening:
 @template(fits=_alone)
 def pause_resume(kit: Kit) -> Opening:
     step = kit.chunks(_runs_on(kit)) + 1
+    resumed = step + kit.integer(1, 3)
     kit.timeline.at(step, "pause")
-    kit.timeline.at(step + kit.integer(1, 3), "resume")
-    return Opening(calm=step + 1, protected=("r0",))
+    kit.timeline.at(resumed, "resume")
+    return Opening(calm=resumed + 1, protected=("r0",))
 
 
 @template(fits=_alone)

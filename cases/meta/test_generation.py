@@ -62,6 +62,14 @@ def test_no_log_probabilities_keep_a_batch_from_being_mixed():
     assert any(request.asked for scenario in made for request in scenario.requests)
 
 
+def test_nothing_comes_between_a_pause_and_who_goes_on_behind_it():
+    """Else another rank's prompts may hold the request until it is taken back."""
+    for seed in range(40):
+        kinds = [op.kind for op in build(Random(seed), DP_BOOTS["dp"], template="pause_resume").script]
+        assert kinds[:5] == ["submit", "step", "pause", "step", "resume"]
+        assert kinds[5] in ("step", "drain")
+
+
 def test_boot_configurations_are_all_different():
     assert len({boot.boot_key() for boot in ALL_BOOTS}) == len(ALL_BOOTS)
 
