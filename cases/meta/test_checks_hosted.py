@@ -23,6 +23,7 @@ from harness.engine_side.probes.cached_rows import CachedRows
 from harness.engine_side.probes.host_probe import HostProbe
 from harness.engine_side.probes.recorder import Recorder
 from harness.engine_side.replacement_kernels import cpu_hicache
+from reference.engine_view import EngineView
 
 
 def copied(round_, what, host, device, rid="", storage=()):
@@ -31,6 +32,18 @@ def copied(round_, what, host, device, rid="", storage=()):
         scheduler_step=round_,
         data={"round": round_, "what": what, "rid": rid, "host": host, "device": device, "storage": list(storage)},
     )
+
+
+def test_the_reference_sees_when_rows_that_came_back_had_left_by_way_of_storage_too():
+    events = (
+        copied(1, "stored", [0, 1, 2], [5, 6, 7]),
+        copied(2, "kept", [1, 2], [], storage=[0, 1]),
+        copied(3, "stored", [1, 2], [5, 6]),
+        copied(4, "fetched", [3], [], storage=[0]),
+        copied(5, "loaded", [0, 3, 2], [8, 9, 10], "r1"),
+    )
+    view = EngineView(trace(record(5, "PREFILL", [("r1", 0, 3, 4, True)]), events=events), GIVEN.spec, 512)
+    assert view.from_host(view.attempts("r1")[0][0]) == (1, 1, 3)
 
 
 # Points
