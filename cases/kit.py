@@ -154,7 +154,7 @@ class Template:
 
     certain: it happens whatever the draws, so the scenario may want it; fits: on which boot configurations it can be;
     roams: its requests may be on any rank; texts: for engines with a tokenizer, which have templates of their own;
-    often: what the boot configurations that it fits are for, so that every second scenario is of it.
+    often: what the boot configurations that it fits are for: one of each of these follows every other template.
     """
 
     build: Callable[[Kit], Opening]
