@@ -3,14 +3,17 @@
     .venv/bin/python -m benchmarks.pipeline [--engine 0.5.23] [--graphs]
 
 No gate and no probe, since stages are ranks that nothing here joins. Texts must be equal; a wrong draft shows as more
-verifies of a request. Exits 1 if any differs, 3 if SGLang does not run. Requests alone, then all together: there a
-stage's batches are smaller than one engine's, so that a near tie may be decided otherwise.
+verifies of a request. With stages SGLang's first verify of a request has nothing drafted (`PPSpecRelayInput`), so what
+it needs is one more than one stage needs for the text from its second token on. Exits 1 if any differs, 3 if SGLang
+does not run. Requests alone, then all together: there the batches of stages are smaller than one engine's, so that a
+near tie may be decided otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +49,15 @@ def asked(graphs: bool) -> Scenario:
     )
 
 
+def begun(scenario: Scenario, texts: Sequence[Sequence[int]]) -> Scenario:
+    """The same, each request with the first token of its text behind its prompt."""
+    requests = (
+        one.model_copy(update={"input_ids": (*one.input_ids, text[0]), "max_new_tokens": one.max_new_tokens - 1})
+        for one, text in zip(scenario.requests, texts, strict=True)
+    )
+    return scenario.model_copy(update={"requests": tuple(requests)})
+
+
 def fared(scenario: Scenario, *, version: str, stages: int) -> Bare:
     """How SGLang fares with so many stages."""
     target, draft = checkpoint_pairs([scenario], device="cuda")[scenario.checkpoint]
@@ -67,14 +79,16 @@ def main() -> int:
     parser.add_argument("--graphs", action="store_true")
     args = parser.parse_args()
     scenario = asked(args.graphs)
-    one, two = (fared(scenario, version=args.engine, stages=stages) for stages in (1, 2))
-    if one.texts is None or two.texts is None:
-        print(f"no verdict: one stage {one.why or 'ran'}; two stages {two.why or 'ran'} {two.sites}")
+    two, one = (fared(scenario, version=args.engine, stages=stages) for stages in (2, 1))
+    later = one if one.texts is None else fared(begun(scenario, one.texts), version=args.engine, stages=1)
+    if two.texts is None or one.texts is None or later.texts is None:
+        print(f"no verdict: two stages {two.why or 'ran'} {two.sites}; one {one.why or later.why or 'ran'}")
         return 3
-    texts = [a == b for a, b in zip(one.texts, two.texts, strict=True)]
-    print(f"SGLang {args.engine}, {len(texts)} requests: {sum(texts)} texts equal")
-    print(f"verifies, one stage: {one.verifies}\nverifies, two stages: {two.verifies}")
-    return int(one.texts != two.texts or one.verifies != two.verifies)
+    expected = tuple(1 + (count or 0) for count in later.verifies)
+    print(f"SGLang {args.engine}, {len(one.texts)} requests, {sum(map(len, one.texts))} tokens")
+    print(f"texts equal: {sum(a == b for a, b in zip(one.texts, two.texts, strict=True))}")
+    print(f"verifies, one stage: {one.verifies}\nexpected of two: {expected}\nverifies, two stages: {two.verifies}")
+    return int(one.texts != two.texts or expected != two.verifies)
 
 
 if __name__ == "__main__":
