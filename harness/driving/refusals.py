@@ -19,7 +19,7 @@ from harness.contract.settings import BFLOAT16, EngineConfig, SpecConfig
 from harness.contract.usage import UsageError
 from harness.driving.own_pair import OwnPair
 from harness.engines.envs import EngineEnv
-from harness.engines.launch import DTYPES
+from harness.engines.launch import BACKENDS, DTYPES
 from harness.engines.server_args import not_there
 
 #: Before it, the v2 worker runs under overlap scheduling only, and trees on the v1 worker only.
@@ -37,9 +37,8 @@ FIRST_ADAPTIVE = Version("0.5.17")
 #: Settings, and pairs of ours on a device, that were first driven on these; earlier ones end at their boot.
 FIRST_WITH_HOST_CACHE = Version("0.5.17")
 FIRST_WITH_PAIR = {
-    **{(name, "cpu"): Version("0.5.23") for name in ("hybrid-tiny", "hybrid-dense", "hybrid-mamba")},
-    **{(name, "cuda"): Version("0.5.17") for name in ("hybrid-tiny", "hybrid-mamba")},
-    ("hybrid-dense", "cuda"): Version("0.5.23"),
+    **{(name, device): Version("0.5.17") for name in ("hybrid-tiny", "hybrid-mamba") for device in BACKENDS},
+    **{("hybrid-dense", device): Version("0.5.23") for device in BACKENDS},
 }
 #: Types of models -> our pair of that kind.
 OURS_OF_TYPE = {"qwen3_next": "hybrid-tiny", "qwen3_5_text": "hybrid-dense"}
