@@ -244,25 +244,34 @@ def test_a_decode_side_with_both_kinds_of_ranks_is_refused():
 ENV = EngineEnv(version="0.5.13", python=Path("python"), pythonpath=(), torch="", ready=True)
 
 
-def launched(folder, engine, device="cpu"):
-    return build_launch(
-        env=replace(ENV, python=folder), spec=SpecConfig(), engine=engine, target=folder, draft=folder, device=device
-    )
+def launched(folder, engine, device="cpu", **more):
+    given = {"spec": SpecConfig(), "target": folder, "draft": folder, "device": device, **more}
+    return build_launch(env=replace(ENV, python=folder), engine=engine, **given)
 
 
 @pytest.mark.parametrize(
-    "engine",
+    ("engine", "more"),
     [
-        EngineConfig(),
-        EngineConfig(cuda_graph=True),
-        EngineConfig(cuda_graph=True, cuda_graph_max_bs=2),
-        EngineConfig(disaggregation=True, disaggregation_decode_radix_cache=True, rejection_sampling=True),
+        (EngineConfig(), {"tokenizer": Path("made")}),
+        (EngineConfig(), {"spec": SpecConfig(adaptive={"1": {"candidate_steps": [0, 3]}}, token_map=(0, 1))}),
+        (EngineConfig(cuda_graph=True), {}),
+        (EngineConfig(cuda_graph=True, cuda_graph_max_bs=2), {}),
+        (EngineConfig(disaggregation=True, disaggregation_decode_radix_cache=True, rejection_sampling=True), {}),
     ],
 )
-def test_every_argument_that_an_engine_is_started_with_is_known_as_ours(engine, tmp_path):
-    launch = launched(tmp_path, engine, "cuda" if engine.cuda_graph else "cpu")
+def test_every_argument_that_an_engine_is_started_with_is_known_as_ours(engine, more, tmp_path):
+    launch = launched(tmp_path, engine, "cuda" if engine.cuda_graph else "cpu", **more)
     for one in (launch, launch.beside or launch):
         assert {*one.boot["arguments"], *one.boot["optional_arguments"]} <= set(server_args.OURS)
+
+
+def test_the_backend_of_adapters_is_ours_only_where_none_is_asked_for(tmp_path):
+    adapters = {"adapters": {"first": str(tmp_path)}}
+    backends = [
+        launched(tmp_path, EngineConfig(server_args=asked), **adapters).boot["arguments"]["lora_backend"]
+        for asked in ({}, {"lora_backend": "triton"})
+    ]
+    assert backends == ["torch_native", "triton"]
 
 
 @pytest.mark.parametrize("only", [["--only", "x,y"], ["--only=x,y"], []])

@@ -124,7 +124,7 @@ def build_launch(
         boot["lora"] = True
         boot["arguments"] |= {"lora_paths": dict(adapters)}
         if device == "cpu":  # the one backend of which no kernel is for a GPU
-            boot["arguments"] |= {"lora_backend": "torch_native"}
+            boot["arguments"].setdefault("lora_backend", "torch_native")
     if boot["arguments"].get("enable_hierarchical_cache"):
         boot["host_cache"] = True
     if tokenizer is not None:
