@@ -376,6 +376,11 @@ HOSTED = _boots(
         *("mtp-window", MTP, _hosted("write_through", page=16, windows=True)),
     ),
     (
+        "hicache-five",
+        "five steps, on a pool that is outgrown, write_through",
+        *("eagle-apart", _chain(5), _but(_hosted("write_through"), **OUTGROWN)),
+    ),
+    (
         "hicache-storage",
         "EAGLE, write_through, storage behind the host",
         *(CHECKPOINT, CHAIN, _hosted("write_through", **STORED)),
@@ -393,6 +398,7 @@ SPELLED = EngineConfig(skip_tokenizer_init=False, grammar_backend="xgrammar")
 SPELLED_BOOTS = _boots(
     ("texts", "grammars and stop strings, a chain of three steps", CHECKPOINT, CHAIN, SPELLED),
     ("texts-tree", "the same, two candidates a step, two steps", CHECKPOINT, TWO_BY_TWO, SPELLED),
+    ("texts-five", "five steps, on a pool that is outgrown", CHECKPOINT, _chain(5), _but(SPELLED, **OUTGROWN)),
     (
         "texts-thoughts",
         "grammars behind thoughts, a chain of three steps",

@@ -237,6 +237,7 @@ RELEASES: tuple[Release, ...] = (
         ("sgl_kernel", "sampling", ""),
         _LOCS_NEW,
         *_RECURRENT,
+        ("sglang.srt.mem_cache.memory_pool", "device_name", "zeros"),  # what a verify keeps of recurrent states
         sampled_in="eagle_worker_common",
     ),
     _v2_only("0.5.15", _ATTENTION_OLD, _NO_XPU, _LOCS_OLD, sampled_in="eagle_worker_v2", old_mtp=True),
