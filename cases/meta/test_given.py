@@ -2,8 +2,8 @@
 
 import base64
 import hashlib
-import shlex
 import os
+import shlex
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
