@@ -369,7 +369,6 @@ HOSTED = _boots(
         "gpt-oss style with EAGLE-3, a pool of its own for windows, write_through",
         *("oss-tiny", HEADS, _hosted("write_through", windows=True)),
     ),
-    # In pages: whoever shares a page here agrees in the tokens behind it that MTP layers read (F-012).
     (
         "hicache-window-layers",
         "MiMo-V2 style, the same with three MTP layers, pages of 16 tokens",
