@@ -67,15 +67,16 @@ class OwnPair:
 
 
 @cache
-def draft_facts(folder: Path) -> DraftFacts:
-    """What conditions of known issues ask of a draft; nothing where the folder of a stored run is gone."""
+def draft_facts(target: Path, folder: Path) -> DraftFacts:
+    """What conditions of known issues ask of a pair; nothing where a folder of a stored run is gone."""
     try:
-        one = read_checkpoint("--draft", folder)
+        one, drafted_for = read_checkpoint("--draft", folder), read_checkpoint("--target", target)
     except UsageError:
         return NO_DRAFT
     shapes = [tensor.shape for name, tensor in one.tensors.items() if name.rpartition("model.")[2] == "fc.weight"]
     names = {name.removeprefix("model.").removesuffix(".weight") for name in one.tensors}
     return DraftFacts(
+        target_architecture=drafted_for.architecture,
         draft_architecture=one.architecture,
         draft_tie_word_embeddings=one.config.get("tie_word_embeddings") is True,
         norm_before_residual=one.config.get("norm_before_residual") is True,
