@@ -521,7 +521,11 @@ ADAPTER_BOOTS = _boots(
     ("lora", "a chain of three steps", CHECKPOINT, CHAIN, ADAPTED),
     ("lora-tree", "two candidates a step", CHECKPOINT, TWO_BY_TWO, ADAPTED),
     ("lora-eagle3", "an EAGLE-3 head over pages", "eagle3-tiny", HEADS, _but(ADAPTED, page_size=4)),
-    ("lora-five", "five steps, on a pool that is outgrown", "eagle-apart", _chain(5), _but(ADAPTED, **OUTGROWN)),
+    (
+        "lora-five",
+        "an EAGLE-3 head of five steps, on a pool that is outgrown",
+        *("eagle3-apart", HEADS_OF_FIVE, _but(ADAPTED, **OUTGROWN)),
+    ),
     why="two LoRA adapters: ",
     since=FIRST_MIXED,
 )
