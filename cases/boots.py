@@ -309,6 +309,11 @@ RECURRENT = _boots(
     ("hybrid-dense", "Qwen3.5 style, the prefix cache", "hybrid-dense", CHAIN, UNBUFFERED),
     ("hybrid-mamba", "Nemotron-H style, no prefix cache", "hybrid-mamba", CHAIN, UNCACHED),
     ("hybrid-mamba-cache", "the same with the prefix cache", "hybrid-mamba", CHAIN, UNBUFFERED),
+    (
+        "hybrid-mamba-next",
+        "Nemotron-H style with experts and a next-token layer, no prefix cache",
+        *("hybrid-mamba-next", CHAIN, _but(UNCACHED, server_args={"moe_runner_backend": "triton"})),
+    ),
     why="recurrent states: ",
     since="0.5.23",
 )
@@ -369,7 +374,6 @@ HOSTED = _boots(
         "gpt-oss style with EAGLE-3, a pool of its own for windows, write_through",
         *("oss-tiny", HEADS, _hosted("write_through", windows=True)),
     ),
-    # In pages: whoever shares a page here agrees in the tokens behind it that MTP layers read (F-012).
     (
         "hicache-window-layers",
         "MiMo-V2 style, the same with three MTP layers, pages of 16 tokens",

@@ -141,9 +141,7 @@ def part(mode, start, length, attempt):
     ("again", "resumed"),
     [
         pytest.param(("PREFILL", 0, 11), 11, id="it computes its prompt and its output anew"),
-        pytest.param(
-            ("PREBUILT", 10, 0), 10, id="a decode side resumes with all but the last token of what it kept"
-        ),
+        pytest.param(("PREBUILT", 10, 0), 10, id="a decode side resumes with all but the last token of what it kept"),
     ],
 )
 def test_a_verify_in_flight_when_its_request_is_taken_back_counts_for_nothing(again, resumed):
