@@ -43,7 +43,7 @@ def asked(graphs: bool) -> Scenario:
         update={
             "requests": (*alone, *together),
             "script": (*ops, submit(*(one.rid for one in together)), DRAIN),
-            "engine": EngineConfig(overlap_schedule=False, cuda_graph=graphs, mem_fraction_static=0.05),
+            "engine": EngineConfig(overlap_schedule=False, cuda_graph=graphs),
             "wants": (),
         }
     )
@@ -61,11 +61,10 @@ def begun(scenario: Scenario, texts: Sequence[Sequence[int]]) -> Scenario:
 def fared(scenario: Scenario, *, version: str, stages: int) -> Bare:
     """How SGLang fares with so many stages."""
     target, draft = checkpoint_pairs([scenario], device="cuda")[scenario.checkpoint]
-    engine = scenario.engine.model_copy(update={"server_args": {"pp_size": stages}})
-    launch = build_launch(
-        env=envs.ensure(version, print), spec=scenario.spec, engine=engine, target=target, draft=draft, device="cuda"
-    )
-    launch = replace(launch, boot={**launch.boot, "environment": launch.boot["environment"] | SWITCH})
+    env, engine = envs.ensure(version, print), scenario.engine
+    launch = build_launch(env=env, spec=scenario.spec, engine=engine, target=target, draft=draft, device="cuda")
+    own = {"environment": SWITCH, "arguments": {"pp_size": stages}}
+    launch = replace(launch, boot=launch.boot | {name: launch.boot[name] | more for name, more in own.items()})
     with tempfile.TemporaryDirectory(prefix="eaglecheck-pipeline-") as folder:
         found = run_bare(launch, scenario, folder=Path(folder), seconds=SECONDS)
         if found.texts is None:
