@@ -309,6 +309,11 @@ RECURRENT = _boots(
     ("hybrid-dense", "Qwen3.5 style, the prefix cache", "hybrid-dense", CHAIN, UNBUFFERED),
     ("hybrid-mamba", "Nemotron-H style, no prefix cache", "hybrid-mamba", CHAIN, UNCACHED),
     ("hybrid-mamba-cache", "the same with the prefix cache", "hybrid-mamba", CHAIN, UNBUFFERED),
+    (
+        "hybrid-mamba-next",
+        "Nemotron-H style with experts and a next-token layer, no prefix cache",
+        *("hybrid-mamba-next", CHAIN, _but(UNCACHED, server_args={"moe_runner_backend": "triton"})),
+    ),
     why="recurrent states: ",
     since="0.5.23",
 )

@@ -414,6 +414,7 @@ _RECURRENT = Family(
                 "hybrid-dense",
                 "hybrid-mamba",
                 "hybrid-mamba-cache",
+                "hybrid-mamba-next",
             )
             for one in recurrent_shapes(RECURRENT[name])
         ),

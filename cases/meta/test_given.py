@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import os
 import shlex
 from dataclasses import fields, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from harness.engine_side.host.given import given
 from harness.engine_side.replacement_kernels.cpu_ops import CpuOps
 from harness.engines import published, server_args
 from harness.engines.envs import EngineEnv
-from harness.engines.launch import build_launch
+from harness.engines.launch import CORES, build_launch
 from reports.live import engine_facts
 
 SCENARIO = default_scenarios()[0]
@@ -264,6 +265,15 @@ def test_every_argument_that_an_engine_is_started_with_is_known_as_ours(engine, 
     launch = launched(tmp_path, engine, "cuda" if engine.cuda_graph else "cpu", **more)
     for one in (launch, launch.beside or launch):
         assert {*one.boot["arguments"], *one.boot["optional_arguments"]} <= set(server_args.OURS)
+
+
+def test_ranks_of_runs_side_by_side_take_other_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8, 24)}, raising=False)
+    taken = []
+    for pid in (40, 41, 42):
+        monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
+        taken.append(launched(tmp_path, EngineConfig(tp_size=2)).boot["environment"][CORES].split("|"))
+    assert len({core for pair in taken for core in pair}) == 6
 
 
 def test_the_backend_of_adapters_is_ours_only_where_none_is_asked_for(tmp_path):

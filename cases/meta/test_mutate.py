@@ -533,3 +533,10 @@ def test_the_page_of_a_report_shows_the_board(tmp_path):
     assert "Of 4 that are not equivalent, seen over the same runs by: eaglecheck 3, text parity 2," in text
     assert "<code>srt/speculative/one.py</code>" in text
     assert "never read" in text, "why a survivor is equivalent"
+
+
+def test_an_answer_without_tokens_is_kept_as_one_that_has_none():
+    from harness.engine_side.host.request_service import _answer
+
+    assert _answer({"meta_info": {"id": "a"}})["output_ids"] == []
+    assert _answer({"meta_info": {"id": "a"}, "output_ids": [3, 4]})["output_ids"] == [3, 4]

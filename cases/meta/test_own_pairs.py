@@ -260,7 +260,7 @@ def test_graph_sizes_without_graphs_are_refused():
 def test_a_pair_of_a_kind_that_a_release_does_not_run_is_refused_before_its_boot(tmp_path):
     made = checkpoints.make("hybrid-tiny", tmp_path)
     own = own_pair(made.target, made.draft)
-    with pytest.raises(UsageError, match=r"model_type is 'qwen3_next'(.|\n)*a release from 0\.5\.23 on"):
+    with pytest.raises(UsageError, match=r"model_type is 'qwen3_next'(.|\n)*a release from 0\.5\.17 on"):
         check_pair(own, SimpleNamespace(version="0.5.13", package=None), device="cpu")
     for version, device in (("0.5.23", "cpu"), ("0.5.17", "cuda")):
         check_pair(own, SimpleNamespace(version=version, package=None), device=device)
@@ -290,3 +290,12 @@ def test_a_pair_that_a_release_does_not_serve_is_refused_by_its_folder(folder, t
     with pytest.raises(UsageError, match=r"target: SGLang 0\.5\.23 does not speculate with LlamaForCausalLM"):
         check_pair(pair, release, device="cpu")
     check_pair(None, release, device="cpu")
+
+
+def test_a_model_that_reads_images_without_what_prepares_them_serves_its_text_alone(folder):
+    target = folder("target", {"lm_head.weight": (512, 64)}, vision_config={"depth": 1})
+    draft = folder("draft", {"fc.weight": (64, 128)})
+    pair = own_pair(target, draft)
+    assert (pair.target.text_alone, pair.draft.text_alone) == (True, False)
+    (target / "preprocessor_config.json").write_text("{}")
+    assert not own_pair(target, draft).target.text_alone

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -80,6 +81,9 @@ def make_plan(
         say(f"SGLang {version} is {standing}")
     check_device(device)
     check_revert(revert, version)
+    if own is not None and own.target.text_alone:
+        say(f"--target {own.target.folder}: no preprocessor_config.json, so SGLang serves its text alone")
+        wanted = replace(wanted, server_args={"enable_multimodal": False, **(wanted.server_args or {})})
     scenarios = adapted(scenarios, wanted, device=device)
     check_possible(scenarios, version=version, device=device, files=files)
     check_pair(own, env or envs.state(version), device=device)

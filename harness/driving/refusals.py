@@ -40,7 +40,7 @@ FIRST_ADAPTIVE = Version("0.5.17")
 FIRST_WITH_HOST_CACHE = Version("0.5.17")
 FIRST_WITH_PAIR = {
     **{(name, device): Version("0.5.17") for name in ("hybrid-tiny", "hybrid-mamba") for device in BACKENDS},
-    **{("hybrid-dense", device): Version("0.5.23") for device in BACKENDS},
+    **{(name, device): Version("0.5.23") for name in ("hybrid-dense", "hybrid-mamba-next") for device in BACKENDS},
 }
 #: Types of models -> our pair of that kind.
 OURS_OF_TYPE = {"qwen3_next": "hybrid-tiny", "qwen3_5_text": "hybrid-dense"}
