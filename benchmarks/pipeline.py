@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +30,9 @@ from harness.engines.launch import NO_MULTICAST, build_launch
 
 #: SGLang's own switch; without it, it takes a pipeline on a prefill side alone.
 SWITCH = {"SGLANG_ENABLE_PP_SPEC": "1", **NO_MULTICAST}
-SECONDS = 150.0
+SECONDS = 200.0
+#: After so long in one batch SGLang says where it is, and ends.
+WATCHDOG = 100
 
 
 def asked(graphs: bool) -> Scenario:
@@ -63,7 +66,7 @@ def fared(scenario: Scenario, *, version: str, stages: int) -> Bare:
     target, draft = checkpoint_pairs([scenario], device="cuda")[scenario.checkpoint]
     env, engine = envs.ensure(version, print), scenario.engine
     launch = build_launch(env=env, spec=scenario.spec, engine=engine, target=target, draft=draft, device="cuda")
-    own = {"environment": SWITCH, "arguments": {"pp_size": stages}}
+    own = {"environment": SWITCH, "arguments": {"pp_size": stages, "watchdog_timeout": WATCHDOG}}
     launch = replace(launch, boot=launch.boot | {name: launch.boot[name] | more for name, more in own.items()})
     with tempfile.TemporaryDirectory(prefix="eaglecheck-pipeline-") as folder:
         found = run_bare(launch, scenario, folder=Path(folder), seconds=SECONDS)
@@ -78,7 +81,8 @@ def main() -> int:
     parser.add_argument("--graphs", action="store_true")
     args = parser.parse_args()
     scenario = asked(args.graphs)
-    two, one = (fared(scenario, version=args.engine, stages=stages) for stages in (2, 1))
+    with ThreadPoolExecutor() as side_by_side:
+        two, one = side_by_side.map(lambda stages: fared(scenario, version=args.engine, stages=stages), (2, 1))
     later = one if one.texts is None else fared(begun(scenario, one.texts), version=args.engine, stages=1)
     if two.texts is None or one.texts is None or later.texts is None:
         print(f"no verdict: two stages {two.why or 'ran'} {two.sites}; one {one.why or later.why or 'ran'}")
