@@ -374,11 +374,15 @@ HOSTED = _boots(
         "gpt-oss style with EAGLE-3, a pool of its own for windows, write_through",
         *("oss-tiny", HEADS, _hosted("write_through", windows=True)),
     ),
-    # In pages: whoever shares a page here agrees in the tokens behind it that MTP layers read (F-012).
     (
         "hicache-window-layers",
         "MiMo-V2 style, the same with three MTP layers, pages of 16 tokens",
         *("mtp-window", MTP, _hosted("write_through", page=16, windows=True)),
+    ),
+    (
+        "hicache-five",
+        "five steps, on a pool that is outgrown, write_through",
+        *("eagle-apart", _chain(5), _but(_hosted("write_through"), **OUTGROWN)),
     ),
     (
         "hicache-storage",
@@ -398,6 +402,7 @@ SPELLED = EngineConfig(skip_tokenizer_init=False, grammar_backend="xgrammar")
 SPELLED_BOOTS = _boots(
     ("texts", "grammars and stop strings, a chain of three steps", CHECKPOINT, CHAIN, SPELLED),
     ("texts-tree", "the same, two candidates a step, two steps", CHECKPOINT, TWO_BY_TWO, SPELLED),
+    ("texts-five", "five steps, on a pool that is outgrown", CHECKPOINT, _chain(5), _but(SPELLED, **OUTGROWN)),
     (
         "texts-thoughts",
         "grammars behind thoughts, a chain of three steps",

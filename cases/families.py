@@ -214,9 +214,10 @@ _ADAPTIVE = Family(
 _TEXTS = Family(
     name="texts",
     why="requests as texts, with a tokenizer: grammars, thoughts before them, stop strings and patterns",
-    scenarios=tuple(held_texts()),
+    scenarios=(*held_texts(), *parts(SPELLED_BOOTS["texts-five"], prefix="five-")),
     boots=tuple(SPELLED_BOOTS.values()),
     coverage_points=(
+        *OF_PARTS,
         *("first_token_by_grammar", "draft_off_grammar", "constrained_beside_free", "grammar_ends_text"),
         *("stop_string_inside_run", "ended_by_stop_regex", "grammar_after_thoughts"),
     ),
@@ -391,14 +392,17 @@ _WINDOW = Family(
 _HICACHE = Family(
     name="hicache",
     why="a hierarchical cache: evicted, written to the host and storage, loaded back; chains, trees, windows, layers",
-    scenarios=tuple(one for boot in HOSTED.values() for one in host_shapes(boot)),
+    scenarios=(
+        *(one for name, boot in HOSTED.items() if name != "hicache-five" for one in host_shapes(boot)),
+        *parts(HOSTED["hicache-five"], prefix="hicache-five-"),
+    ),
     boots=tuple(HOSTED.values()),
-    coverage_points=("non_final_chunk", "batch_shrinks", "prefix_hit", *names(Where.HOST)),
+    coverage_points=(*OF_PARTS, "non_final_chunk", "batch_shrinks", "prefix_hit", *names(Where.HOST)),
 )
 
 _RECURRENT = Family(
     name="recurrent",
-    why="recurrent states: Qwen3-Next and Qwen3.5 style targets with their MTP layer, Nemotron-H style ones with either",
+    why="recurrent states: Qwen3-Next and Qwen3.5 style targets with their MTP layer, Nemotron-H style with either",
     scenarios=(
         *recurrent_shapes(RECURRENT["hybrid"], only=SHAPES),
         *(

@@ -39,6 +39,7 @@ def host_shapes(boot: Boot) -> list[Scenario]:
     if boot.engine.server_args.get("hicache_storage_backend"):
         return _storage_shapes(boot)
     program = boot.program(f"{boot.name}-")
+    windows = () if boot.engine.disable_hybrid_swa_memory else ("host_hit_in_windows",)
     before = [
         _behind("a", 502, more=5, new=6),
         _behind("b", 503, more=7, new=8),
@@ -46,7 +47,7 @@ def host_shapes(boot: Boot) -> list[Scenario]:
         request("y", 94, seed=511, new=9),
     ]
     return [
-        program("evicted", [*before, _behind("c", 504, more=6, new=12)], _each(*"abxyc"), wants=WANTS),
+        program("evicted", [*before, _behind("c", 504, more=6, new=12)], _each(*"abxyc"), wants=[*WANTS, *windows]),
         program(
             "chunks",
             [*before, _behind("c", 505, more=40, new=12)],

@@ -127,6 +127,8 @@ OVERLAP_ON_A_CPU: tuple[Patch, ...] = (
 _MTP_WORKER = f"{_SPEC}.multi_layer_eagle_worker_v2"
 #: This worker builds the parents of a chain of two or more on the device called "cuda", whatever it runs on.
 _MTP_CUDA = ((_MTP_WORKER, "device_name", "full"),)
+#: Its eager draft extends under DP attention share one batch, which each layer pads: F-091.
+LAYER_BATCHES: tuple[Patch, ...] = ((_MTP_WORKER, "layer_batches", "MultiLayerEagleDraftWorker"),)
 #: Its eager forwards run on what an earlier forward planned.
 _MTP_PLAN = (("sglang.srt.model_executor.forward_batch_info", "unplanned", "mark_forward_metadata_ready"),)
 

@@ -16,7 +16,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -123,6 +123,11 @@ class _StubFinder(importlib.abc.MetaPathFinder):
         if name.split(".")[0] in STUB_PACKAGES:
             return importlib.machinery.ModuleSpec(name, _StubLoader(), is_package=True)
         return None
+
+
+def _of_a_copy(forward: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """A forward that may change the fields of its batch, of nobody else's."""
+    return forward(replace(batch), *args, **kwargs)
 
 
 def _unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -253,6 +258,28 @@ class CpuOps:
         setattr(module.ForwardBatch, argument, lambda *_a, **_k: None)  # so that each forward asks SGLang to plan
         what = f"{module.__name__}.ForwardBatch.{argument}"
         self._note(what, "stand-in", "plan", "assumed F-011: eager MTP forwards run with an earlier one's metadata")
+
+    def _patch_layer_batches(self, module: types.ModuleType, argument: str) -> None:
+        """Not a matter of the CPU: MTP layers share a batch, which each pads. Only where a run assumes that they do."""
+        prepare, worker = module.prepare_for_draft_extend, getattr(module, argument)
+        original = worker._draft_extend_for_decode
+
+        def of_every_row(draft_input: Any, *args: Any, **kwargs: Any) -> Any:
+            draft_input.num_tokens_for_logprob_per_req = draft_input.num_tokens_per_req
+            return prepare(draft_input, *args, **kwargs)
+
+        def draft_extend(self: Any, *args: Any, **kwargs: Any) -> Any:
+            for runner in self.draft_runner_list:
+                runner.forward = functools.partial(_of_a_copy, runner.forward)
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                for runner in self.draft_runner_list:
+                    del runner.forward
+
+        module.prepare_for_draft_extend, worker._draft_extend_for_decode = of_every_row, draft_extend  # type: ignore[attr-defined]
+        what = f"{module.__name__}.{argument}._draft_extend_for_decode"
+        self._note(what, "stand-in", "plan", "assumed F-091: MTP layers share a batch that each pads")
 
     def _patch_batch_invariant(self, module: types.ModuleType, argument: str) -> None:
         setattr(module, argument, lambda: None)
