@@ -38,7 +38,7 @@ class Replacement:
     """One operation that is not the release's own on this device.
 
     subject: what a check would have to be about to be affected ('tree', 'verify', 'sampled', 'attention', 'cache_locs',
-    'host copies', 'experts', 'none').
+    'host copies', 'experts', 'index scores', 'none').
     by: 'stand-in' (a replacement kernel of ours), 'stand-in when sampling' (the same, and greedy batches never ask),
     'flag' (SGLang's own Triton kernel, reached by a module flag, interpreted),
     'no-op', 'remap' (same operation, on the device it runs on), 'import stub'.
