@@ -299,7 +299,9 @@ WINDOWED = _boots(
 
 #: The prefix cache keeps states where texts and chunks end; under overlap scheduling, every so many tokens.
 UNBUFFERED = EngineConfig(overlap_schedule=False)
-#: Targets with recurrent states; 0.5.17's pool of them names the device "cuda", and ends an engine on a CPU.
+#: Else SGLang tunes kernels of flashinfer's for the experts of Nemotron-H, which not every machine has.
+OF_NEMOTRON = {"server_args": {"moe_runner_backend": "triton"}}
+#: Targets with recurrent states.
 RECURRENT = _boots(
     ("hybrid", "a chain of three steps, no prefix cache", "hybrid-tiny", CHAIN, UNCACHED),
     ("hybrid-cache", "the same with the prefix cache", "hybrid-tiny", CHAIN, UNBUFFERED),
@@ -307,12 +309,16 @@ RECURRENT = _boots(
     ("hybrid-tree", "two candidates a step, two steps", "hybrid-tiny", TWO_BY_TWO, UNCACHED),
     ("hybrid-pool", "a pool that a few requests outgrow", "hybrid-tiny", CHAIN, _but(UNBUFFERED, **OUTGROWN)),
     ("hybrid-dense", "Qwen3.5 style, the prefix cache", "hybrid-dense", CHAIN, UNBUFFERED),
-    ("hybrid-mamba", "Nemotron-H style, no prefix cache", "hybrid-mamba", CHAIN, UNCACHED),
-    ("hybrid-mamba-cache", "the same with the prefix cache", "hybrid-mamba", CHAIN, UNBUFFERED),
+    ("hybrid-mamba", "Nemotron-H style, no prefix cache", "hybrid-mamba", CHAIN, _but(UNCACHED, **OF_NEMOTRON)),
+    (
+        "hybrid-mamba-cache",
+        "the same with the prefix cache",
+        *("hybrid-mamba", CHAIN, _but(UNBUFFERED, **OF_NEMOTRON)),
+    ),
     (
         "hybrid-mamba-next",
         "Nemotron-H style with experts and a next-token layer, no prefix cache",
-        *("hybrid-mamba-next", CHAIN, _but(UNCACHED, server_args={"moe_runner_backend": "triton"})),
+        *("hybrid-mamba-next", CHAIN, _but(UNCACHED, **OF_NEMOTRON)),
     ),
     why="recurrent states: ",
     since="0.5.23",
