@@ -402,7 +402,7 @@ _HICACHE = Family(
 
 _RECURRENT = Family(
     name="recurrent",
-    why="recurrent states: Qwen3-Next and Qwen3.5 style targets with their MTP layer, Nemotron-H style ones with EAGLE",
+    why="recurrent states: Qwen3-Next and Qwen3.5 style targets with their MTP layer, Nemotron-H style with either",
     scenarios=(
         *recurrent_shapes(RECURRENT["hybrid"], only=SHAPES),
         *(

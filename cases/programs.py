@@ -17,6 +17,7 @@ from cases.boots import (
     HOT_BOOTS,
     MIXED_BOOTS,
     MTP,
+    OF_NEMOTRON,
     OUTGROWN,
     WEIGHT_BOOTS,
 )
@@ -175,7 +176,7 @@ _WINDOWS = program(
 )
 
 
-def _recurrent(name: str, checkpoint: str, *, longer: int) -> Scenario:
+def _recurrent(name: str, checkpoint: str, *, longer: int, **engine: Any) -> Scenario:
     return program(
         name,
         [request("a", 19, seed=411, new=14), request("b", 9, seed=412, new=longer)],
@@ -183,6 +184,7 @@ def _recurrent(name: str, checkpoint: str, *, longer: int) -> Scenario:
         wants=["batch_shrinks"],
         checkpoint=checkpoint,
         radix_cache=False,
+        **engine,
     )
 
 
@@ -316,7 +318,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "pool": (_POOL,),
     "window": (_WINDOWS,),
     "recurrent": (_recurrent("recurrent", "hybrid-tiny", longer=17),),
-    "mamba": (_recurrent("recurrent-mamba", "hybrid-mamba", longer=40),),
+    "mamba": (_recurrent("recurrent-mamba", "hybrid-mamba", longer=40, **OF_NEMOTRON),),
     "host": tuple(one for one in host_shapes(HOSTED["hicache"]) if one.name == "hicache-again"),
     "storage": tuple(host_shapes(HOSTED["hicache-storage"])[:1]),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
