@@ -469,7 +469,7 @@ ADAPTIVE_BOOTS = _boots(
         "the same with an EAGLE-3 head, over pages of four tokens",
         *("eagle3-tiny", ADAPTIVE.model_copy(update={"algorithm": "EAGLE3"}), _paged(4)),
     ),
-    ("adaptive-pool", "the first on a pool that a few requests outgrow", CHECKPOINT, ADAPTIVE, TIGHT),
+    ("adaptive-pool", "the first on a pool that a few requests outgrow", "eagle-apart", ADAPTIVE, TIGHT),
     since="0.5.23",
 )
 
@@ -504,7 +504,7 @@ TP_BOOTS = _boots(
     ("tp-layers", "two TP ranks, three MTP layers", "mtp-tiny", MTP, _but(TP, radix_cache=False), "0.5.17"),
     ("tp-four", "four TP ranks, a KV head each", "qwen3-four", HEADS, _but(TP, tp_size=4)),
     ("tp-below-dp", "two DP ranks of two TP ranks each", "qwen3-four", HEADS, _but(TP, tp_size=4, dp_size=2)),
-    ("tp-five", "two TP ranks, five steps, a pool that is outgrown", CHECKPOINT, _chain(5), _but(TP, **OUTGROWN)),
+    ("tp-five", "two TP ranks, five steps, a pool that is outgrown", "eagle-apart", _chain(5), _but(TP, **OUTGROWN)),
     since=V2,
 )
 
@@ -519,7 +519,7 @@ def _hot(spec: SpecConfig) -> SpecConfig:
 HOT_BOOTS = _boots(
     ("hot-tokens", "a chain that proposes two of three tokens (FR-Spec)", CHECKPOINT, _hot(CHAIN), PLAIN),
     ("hot-tree", "the same with two candidates a step, two steps", CHECKPOINT, _hot(TWO_BY_TWO), PLAIN),
-    ("hot-five", "the first with five steps, on a pool that is outgrown", CHECKPOINT, _hot(_chain(5)), TIGHT),
+    ("hot-five", "the first with five steps, on a pool that is outgrown", "eagle-apart", _hot(_chain(5)), TIGHT),
 )
 
 ADAPTED = EngineConfig(lora_paths=("first", "second"))
@@ -527,7 +527,11 @@ ADAPTER_BOOTS = _boots(
     ("lora", "a chain of three steps", CHECKPOINT, CHAIN, ADAPTED),
     ("lora-tree", "two candidates a step", CHECKPOINT, TWO_BY_TWO, ADAPTED),
     ("lora-eagle3", "an EAGLE-3 head over pages", "eagle3-tiny", HEADS, _but(ADAPTED, page_size=4)),
-    ("lora-five", "five steps, on a pool that is outgrown", CHECKPOINT, _chain(5), _but(ADAPTED, **OUTGROWN)),
+    (
+        "lora-five",
+        "an EAGLE-3 head of five steps, on a pool that is outgrown",
+        *("eagle3-apart", HEADS_OF_FIVE, _but(ADAPTED, **OUTGROWN)),
+    ),
     why="two LoRA adapters: ",
     since=FIRST_MIXED,
 )
