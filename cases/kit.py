@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from cases.boots import Boot
-from cases.fixed import tokens
-from cases.fixed_text import window
+from cases.fixed import tokens, window
 from cases.timeline import Timeline
 from harness.contract.admission import reserved_slots
 from harness.contract.requests import GRAMMARS, RequestSpec

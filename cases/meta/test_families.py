@@ -4,7 +4,9 @@ import json
 import re
 
 import pytest
+from pydantic import ValidationError
 
+from cases import fixed
 from cases.checkpoints import RECIPES
 from cases.families import FAMILIES, OF_PARTS
 from harness.cli.programs import check_scenarios, choose_scenarios
@@ -66,5 +68,18 @@ def test_a_family_drafts_three_and_five_steps_and_something_happens_to_a_part_of
     groups = [group for spec in specs for group in (spec.adaptive or {}).values() if isinstance(group, dict)]
     steps = {spec.num_steps for spec in specs} | {steps for group in groups for steps in group["candidate_steps"]}
     assert {3, 5} <= steps
-    assert set(OF_PARTS) <= set(family.coverage_points)
+    assert set(OF_PARTS.split()) <= set(family.coverage_points)
     assert any(boot.engine.max_total_tokens < 512 for boot in family.boots), "generated ones can exhaust a pool too"
+
+
+def test_a_fixed_scenario_says_no_word_that_nobody_reads():
+    with pytest.raises(TypeError, match="nwe"):
+        fixed.requests_of("a 7@11 nwe=3")
+    with pytest.raises(ValidationError, match="sumbit"):
+        fixed.ops_of("submit a; sumbit b")
+
+
+def test_prompts_of_one_seed_begin_alike_and_snippets_are_text():
+    a, b, text = fixed.requests_of("a 40@91 new=12, b 30@91+9@92, c read:8+loop new=2")
+    assert a.input_ids[:30] == b.input_ids[:30] and len(b.input_ids) == 39
+    assert bytes(text.input_ids).startswith(b"def readdef total(items):")
