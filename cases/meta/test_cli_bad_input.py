@@ -164,6 +164,18 @@ REFUSED = {
     "bisect-case-file": (["bisect", "--case", "case.json", "--bad", "0.5.11", "--good", "0.5.13"], "case.json"),
     "case-unknown": (["matrix", "--engines", "0.5.11", "--cases", "pr2501"], "'pr2501'; did you mean 'pr25015'"),
     "case-twice": (["matrix", "--engines", "0.5.11", "--cases", "pr25015,pr25015"], "'pr25015' is named twice"),
+    "names-twice": (
+        ["mutants", "--only", "draft-position-late", "--only=mask-lost"],
+        "--only is given twice\n  name all in one word:  --only draft-position-late,mask-lost",
+    ),
+    "families-twice": (["mutate", "--family", "tree", "--family", "mtp"], "--family tree,mtp"),
+    "release-twice": (["run", "--engine", "0.5.13", "--engine", "0.5.11"], "--engine is given twice\n  give it once"),
+    "option-by-two-names": (["run", "--page", "4", "--page-size", "16"], "--page and --page-size are one option"),
+    "setting-and-its-opposite": (
+        ["run", "--overlap", "--disable-overlap-schedule"],
+        "--overlap and --disable-overlap-schedule are one option",
+    ),
+    "packed-twice": (["engines", "pack", "0.5.13", "--output", "a", "--output", "b"], "--output is given twice"),
     "engines-missing": (["matrix", "--cases", "pr25015"], "--engines"),
     "mutants-for-nights": (["matrix", "--engines", "0.5.11", "--cases", "pr25015", "--mutants", "1"], "--mutants"),
     "only-for-nights": (["matrix", "--engines", "0.5.11", "--cases", "pr25015", "--seed", "1"], "--seed"),

@@ -81,5 +81,6 @@ def test_a_fixed_scenario_says_no_word_that_nobody_reads():
 
 def test_prompts_of_one_seed_begin_alike_and_snippets_are_text():
     a, b, text = fixed.requests_of("a 40@91 new=12, b 30@91+9@92, c read:8+loop new=2")
-    assert a.input_ids[:30] == b.input_ids[:30] and len(b.input_ids) == 39
+    assert a.input_ids[:30] == b.input_ids[:30]
+    assert len(b.input_ids) == 39
     assert bytes(text.input_ids).startswith(b"def readdef total(items):")
