@@ -148,8 +148,8 @@ _WINDOWS = program(
 
 
 def _recurrent(name: str, checkpoint: str, *, longer: int) -> Scenario:
-    requests, boot = f"a 19@411 new=14, b 9@412 new={longer}", {"checkpoint": checkpoint, "radix_cache": False}
-    return program(name, requests, "submit a b", wants="batch_shrinks", **boot)
+    requests = f"a 19@411 new=14, b 9@412 new={longer}"
+    return program(name, requests, "submit a b", wants="batch_shrinks", checkpoint=checkpoint, radix_cache=False)
 
 
 _SAMPLED = program(

@@ -43,7 +43,9 @@ class Once(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not isinstance(command, TyperGroup):
-            parser = command.make_parser(command.context_class(command, resilient_parsing=True))  # errors: said later
+            parser = command.make_parser(
+                command.context_class(command, parent=ctx, resilient_parsing=True)
+            )  # errors: said later
             _, _, order = parser.parse_args(args=list(rest))
             for option in order:
                 if order.count(option) > 1 and not option.multiple and option.nargs == 1:
