@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -126,17 +127,14 @@ def main() -> int:
     scenarios = scenarios_of(options.size, device=options.device, graphs=options.graphs, own=own)
     lease = gpu_lease(options.device, options.gpu_share)
     with contextlib.ExitStack() as stack:
-        engines = {
-            level: [
-                stack.enter_context(
-                    booted(
-                        scenarios[0], version=options.engine, probe=probe, device=options.device, own=own, lease=lease
-                    )
-                )
-                for _ in range(options.each)
-            ]
-            for level, probe in LEVELS.items()
-        }
+
+        def boot(level: str) -> Engine:
+            about = {"version": options.engine, "device": options.device, "own": own, "lease": lease}
+            return stack.enter_context(booted(scenarios[0], probe=LEVELS[level], **about))
+
+        with ThreadPoolExecutor() as pool:  # they boot side by side
+            booting = {level: [pool.submit(boot, level) for _ in range(options.each)] for level in LEVELS}
+        engines = {level: [one.result() for one in some] for level, some in booting.items()}
         steps, traces = measured(engines, scenarios, repeats=options.repeats)
     parts = {"untraced engine": usual(steps["untraced"]), "traced engine": usual(steps["traced"])}
     parts |= {} if own else judging(scenarios, traces["traced"], device=options.device)

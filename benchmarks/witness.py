@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.witness [--engine 0.5.23] [--pair eagle-tiny] [--folder PAIRS/NAME] [--json FILE]
 
-Each case is driven once, then judged twice: a clean run of every batch shape, F-003 (a tree of three steps), #26329 put
+Each case is driven once, then judged twice: a clean run of every batch shape, F-003 (a tree of four steps), #26329 put
 back by SGLang's own switch, and six mutants of batching, cache and chunking. --pair, --folder: as often as wanted; a
 folder holds `target` and `draft`, or a target with MTP layers alone. Prints a Markdown table; exits 1 if a verdict
 differs, or where a mutant or defect is not found by both.
@@ -48,7 +48,9 @@ CHOSEN = (
     "tail-chunk-border",
     "chunk-position-restarts",
 )
-REVERT, TREE = 26329, {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6}
+REVERT, TREE = 26329, {"num_steps": 4, "eagle_topk": 4, "num_draft_tokens": 16}
+#: New tokens of a request in the tree: so many rounds that a beam on the greedy path moves to another slot.
+TOKENS = 48
 #: What a clean run drives: a batch, chunks, a prefix that is cached, and an abort.
 CLEAN, SHAPES = "clean", ("four-together", "chunk-borders", "shared-prefix", "abort-midway")
 
@@ -95,7 +97,9 @@ def cases_of(pair: PairFolders) -> Iterator[Case]:
     for one in fixed.shapes(spec=pair.spec, only=SHAPES):
         yield Case(pair=pair, name=CLEAN, scenario=_fitted(one, pair))
     tree = pair.spec.model_copy(update=TREE)
-    together = EXERCISES["chain"][0].model_copy(update={"spec": tree, "name": "tree"})
+    together = EXERCISES["chain"][0]
+    longer = tuple(one.model_copy(update={"max_new_tokens": TOKENS}) for one in together.requests)
+    together = together.model_copy(update={"spec": tree, "name": "tree", "requests": longer})
     yield Case(pair=pair, name="F-003", scenario=_fitted(together, pair))
     case = catalogue.load("pr26329").scenario.model_copy(update={"spec": pair.spec})
     yield Case(pair=pair, name=f"#{REVERT} put back", scenario=_fitted(case, pair), revert=REVERT)

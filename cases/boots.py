@@ -309,6 +309,11 @@ RECURRENT = _boots(
     ("hybrid-dense", "Qwen3.5 style, the prefix cache", "hybrid-dense", CHAIN, UNBUFFERED),
     ("hybrid-mamba", "Nemotron-H style, no prefix cache", "hybrid-mamba", CHAIN, UNCACHED),
     ("hybrid-mamba-cache", "the same with the prefix cache", "hybrid-mamba", CHAIN, UNBUFFERED),
+    (
+        "hybrid-mamba-next",
+        "Nemotron-H style with experts and a next-token layer, no prefix cache",
+        *("hybrid-mamba-next", CHAIN, _but(UNCACHED, server_args={"moe_runner_backend": "triton"})),
+    ),
     why="recurrent states: ",
     since="0.5.23",
 )
@@ -369,11 +374,15 @@ HOSTED = _boots(
         "gpt-oss style with EAGLE-3, a pool of its own for windows, write_through",
         *("oss-tiny", HEADS, _hosted("write_through", windows=True)),
     ),
-    # In pages: whoever shares a page here agrees in the tokens behind it that MTP layers read (F-012).
     (
         "hicache-window-layers",
         "MiMo-V2 style, the same with three MTP layers, pages of 16 tokens",
         *("mtp-window", MTP, _hosted("write_through", page=16, windows=True)),
+    ),
+    (
+        "hicache-five",
+        "five steps, on a pool that is outgrown, write_through",
+        *("eagle-apart", _chain(5), _but(_hosted("write_through"), **OUTGROWN)),
     ),
     (
         "hicache-storage",
@@ -393,6 +402,7 @@ SPELLED = EngineConfig(skip_tokenizer_init=False, grammar_backend="xgrammar")
 SPELLED_BOOTS = _boots(
     ("texts", "grammars and stop strings, a chain of three steps", CHECKPOINT, CHAIN, SPELLED),
     ("texts-tree", "the same, two candidates a step, two steps", CHECKPOINT, TWO_BY_TWO, SPELLED),
+    ("texts-five", "five steps, on a pool that is outgrown", CHECKPOINT, _chain(5), _but(SPELLED, **OUTGROWN)),
     (
         "texts-thoughts",
         "grammars behind thoughts, a chain of three steps",

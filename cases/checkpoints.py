@@ -51,6 +51,7 @@ from cases.recipes import (
     LatentRecipe,
     MambaRecipe,
     MtpRecipe,
+    NextMambaRecipe,
     Noise,
     NormedRecipe,
     Pair,
@@ -149,6 +150,7 @@ RECIPES: dict[str, Recipe] = {
         HybridRecipe(name="hybrid-tiny", seed=20250911),
         DenseHybridRecipe(name="hybrid-dense", seed=20260216),
         MambaRecipe(name="hybrid-mamba", seed=20250420),
+        NextMambaRecipe(name="hybrid-mamba-next", seed=20251215),
         TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),
         # Stirred (below): no two tensors are alike, and no two sizes that mean different things are one.
         Recipe(name="eagle-apart", seed=20261150, **_APART, upper_gain=0.03),
@@ -223,6 +225,7 @@ KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
     HybridRecipe: hybrid_weights.pair,
     DenseHybridRecipe: hybrid_weights.pair,
     MambaRecipe: mamba_weights.pair,
+    NextMambaRecipe: mamba_weights.pair,
     StepRecipe: step_weights.pair,
     FiveStepLayersRecipe: step_weights.pair,
     LatentRecipe: mla_weights.pair,

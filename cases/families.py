@@ -165,7 +165,7 @@ _family(
     recurrent_shapes(BY_NAME["hybrid"], only=SHAPES),
     *(
         recurrent_shapes(BY_NAME[f"hybrid-{name}"])
-        for name in ("cache", "long", "tree", "dense", "mamba", "mamba-cache")
+        for name in ("cache", "long", "tree", "dense", "mamba", "mamba-cache", "mamba-next")
     ),
     parts(BY_NAME["hybrid-pool"], prefix="hybrid-pool-"),
     shows=" ".join((COMMON, OF_PARTS, *names(Where.RECURRENT), "abort_in_decode")),
@@ -174,8 +174,9 @@ _family(
 _family(
     "hicache",
     "a hierarchical cache: evicted, written to the host and storage, loaded back; chains, trees, windows, layers",
-    *map(host_shapes, OF_FAMILY["hicache"]),
-    shows=" ".join(("non_final_chunk", "batch_shrinks", "prefix_hit", *names(Where.HOST))),
+    *(host_shapes(boot) for boot in OF_FAMILY["hicache"] if boot.name != "hicache-five"),
+    parts(BY_NAME["hicache-five"], prefix="hicache-five-"),
+    shows=" ".join((OF_PARTS, "non_final_chunk", "batch_shrinks", "prefix_hit", *names(Where.HOST))),
 )
 
 _family(
@@ -199,7 +200,8 @@ _family(
     "texts",
     "requests as texts, with a tokenizer: grammars, thoughts before them, stop strings and patterns",
     held_texts(),
-    shows="first_token_by_grammar draft_off_grammar constrained_beside_free grammar_ends_text "
+    parts(BY_NAME["texts-five"], prefix="five-"),
+    shows=f"{OF_PARTS} first_token_by_grammar draft_off_grammar constrained_beside_free grammar_ends_text "
     "stop_string_inside_run ended_by_stop_regex grammar_after_thoughts",
 )
 

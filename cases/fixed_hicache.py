@@ -31,6 +31,7 @@ def host_shapes(boot: Boot) -> list[Scenario]:
     if boot.engine.server_args.get("hicache_storage_backend"):
         return _storage_shapes(boot)
     made = boot.program(f"{boot.name}-")
+    windows = "" if boot.engine.disable_hybrid_swa_memory else "host_hit_in_windows"
 
     def program(name: str, requests: str, script: str, wants: str = "", chunk: int | None = None) -> Scenario:
         before = f"{TWO}, x 96@510 new=5, y 94@511 new=9"
@@ -42,7 +43,7 @@ def host_shapes(boot: Boot) -> list[Scenario]:
     back = "c 64@501+6@514 new=30, e 20@515 new=21, f 98@516 new=4"
     taken = f"{_each('abxy')}; submit c e; step 3; submit f; step 1; retract c"
     return [
-        program("evicted", "c 64@501+6@504 new=12", _each("abxyc")),
+        program("evicted", "c 64@501+6@504 new=12", _each("abxyc"), windows),
         program("chunks", "c 64@501+40@505 new=12", _each("abxyc"), "host_hit_in_chunks non_final_chunk", 16),
         program("again", again, _each("abxyczd")),
         program("part", part, _each("abhxkyc"), "host_hit_in_part"),

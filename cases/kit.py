@@ -153,7 +153,7 @@ class Template:
 
     certain: it happens whatever the draws, so the scenario may want it; fits: on which boot configurations it can be;
     roams: its requests may be on any rank; texts: for engines with a tokenizer, which have templates of their own;
-    often: what the boot configurations that it fits are for, so that every second scenario is of it.
+    often: what the boot configurations that it fits are for, so that every second scenario is of one of these.
     """
 
     build: Callable[[Kit], Opening]
@@ -197,4 +197,4 @@ def turns(boot: Boot, random: Random) -> list[str]:
     random.shuffle(order)
     often = [name for name in order if TEMPLATES[name].often]
     others = [name for name in order if name not in often]
-    return [name for other in others for name in (other, *often)]
+    return [name for place, other in enumerate(others) for name in (other, *often[place % max(1, len(often)) :][:1])]

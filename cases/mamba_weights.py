@@ -1,8 +1,9 @@
-"""The Nemotron-H style pair: Mamba-2 layers with attention without positions and plain MLPs between them.
+"""Nemotron-H style pairs: Mamba-2 layers with attention without positions, plain MLPs and experts between them.
 
-All layers add little to the token itself, and so does the one of its EAGLE-1 head, a Llama's with numbers of its own:
-what the two add is where they disagree. No matrix product takes part. This module must not import sglang, transformers
-or torch.
+All layers add little to the token itself, and so does what drafts: an EAGLE-1 head with a Llama's layer of numbers of
+its own, or a next-token layer, the target's own layers of attention and of experts behind norms and a projection that
+mix the handed-over state in. What the two add is where they disagree. No matrix product takes part. This module must
+not import sglang, transformers or torch.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from cases import llama_weights
-from cases.recipes import MambaRecipe, Noise, Pair, Weights
+from cases.recipes import MambaRecipe, NextMambaRecipe, Noise, Pair, Weights
 
 #: What SGLang's `chunk_size` of a prompt's kernel is here: shorter than prompts.
 CHUNK = 32
 
 
 def pair(noise: Noise, recipe: MambaRecipe) -> Pair:
-    """The head's only layer is drawn as a Llama's first one is."""
+    """The head's only layer is drawn as a Llama's first one is; a next-token layer is in the target's folder, too."""
     r = recipe
     target: Weights = {
         "backbone.embeddings.weight": noise.draw(r.vocab, r.hidden, std=1.0),
@@ -27,11 +28,14 @@ def pair(noise: Noise, recipe: MambaRecipe) -> Pair:
         "lm_head.weight": noise.draw(r.vocab, r.hidden, std=r.logit_std * r.hidden**-0.5),
     }
     target["lm_head.weight"][r.vocab - 2 :] = 0.0  # bos and eos: a logit of 0 is never the largest
-    mixers = {"M": _mamba, "*": _attention, "-": _mlp}
+    mixers = {"M": _mamba, "*": _attention, "-": _mlp, "E": _experts}
     for index, kind in enumerate(r.pattern):
         start = f"backbone.layers.{index}."
         target[f"{start}norm.weight"] = np.ones(r.hidden, dtype=np.float32)
         target |= {f"{start}mixer.{name}": value for name, value in mixers[kind](noise, r).items()}
+    if isinstance(r, NextMambaRecipe):
+        draft, both = _next(noise, r, target), config(r)
+        return Pair(target=target | draft, target_config=both, draft=draft, draft_config=both)
     layer = {f"model.layers.0.{name}": value for name, value in llama_weights.layer(noise, r, gain=1.0).items()}
     return Pair(
         target=target,
@@ -76,24 +80,79 @@ def _mlp(noise: Noise, recipe: MambaRecipe) -> Weights:
     }
 
 
+def _experts(noise: Noise, recipe: NextMambaRecipe) -> Weights:
+    """A shared MLP, as others have it, and routed ones that add half as much in all."""
+    r, unit = recipe, recipe.hidden**-0.5
+    made: Weights = {
+        "gate.weight": noise.draw(r.experts, r.hidden, std=unit),
+        "gate.e_score_correction_bias": noise.draw(r.experts, std=0.1),
+    }
+    parts = {"shared_experts": (r.intermediate, r.mlp_gain)}
+    parts |= {f"experts.{one}": (r.expert_width, r.expert_gain) for one in range(r.experts)}
+    for name, (width, gain) in parts.items():
+        made[f"{name}.up_proj.weight"] = noise.draw(width, r.hidden, std=unit)
+        made[f"{name}.down_proj.weight"] = noise.draw(r.hidden, width, std=gain * width**-0.5)
+    return made
+
+
+def _next(noise: Noise, recipe: NextMambaRecipe, target: Weights) -> Weights:
+    """`mtp.layers.*`, as published ones name them; embedding and head are the target's."""
+    r, made, start = recipe, Weights(), "mtp.layers."
+    mix = noise.draw(r.hidden, r.hidden, std=r.hidden_gain * r.hidden**-0.5)
+    for number, kind in enumerate(r.next_pattern):
+        own = f"backbone.layers.{r.pattern.index(kind)}."
+        made |= {
+            f"{start}{number}.{name.removeprefix(own)}": value for name, value in target.items() if name.startswith(own)
+        }
+    return made | {
+        f"{start}0.eh_proj.weight": np.concatenate([np.eye(r.hidden, dtype=np.float32), mix], axis=1),
+        f"{start}0.enorm.weight": np.ones(r.hidden, dtype=np.float32),
+        f"{start}0.hnorm.weight": llama_weights.uneven(noise, r.hidden),
+        f"{start}{len(r.next_pattern) - 1}.final_layernorm.weight": target["backbone.norm_f.weight"],
+    }
+
+
 def config(recipe: MambaRecipe) -> dict[str, Any]:
     """As published Nemotron-H configs have it; SGLang knows the groups by two names, and needs both."""
     r = recipe
     shared = llama_weights.config(r, layers=len(r.pattern))
     without = ("hidden_act", "rms_norm_eps", "rope_theta", "num_hidden_layers")
-    return {name: value for name, value in shared.items() if name not in without} | {
-        "hybrid_override_pattern": r.pattern,
-        "layer_norm_epsilon": 1e-5,
-        "mlp_hidden_act": "relu2",
-        "mamba_hidden_act": "silu",
-        "mamba_num_heads": r.mamba_heads,
-        "mamba_head_dim": r.mamba_head,
-        "n_groups": r.mamba_groups,
-        "mamba_n_groups": r.mamba_groups,
-        "ssm_state_size": r.mamba_state,
-        "conv_kernel": r.mamba_conv,
-        "chunk_size": CHUNK,
-        "use_bias": False,
-        "use_conv_bias": True,
-        "mamba_proj_bias": False,
+    mixed = {} if not isinstance(r, NextMambaRecipe) else _mixed(r)
+    return (
+        {name: value for name, value in shared.items() if name not in without}
+        | mixed
+        | {
+            "hybrid_override_pattern": r.pattern,
+            "layer_norm_epsilon": 1e-5,
+            "mlp_hidden_act": "relu2",
+            "mamba_hidden_act": "silu",
+            "mamba_num_heads": r.mamba_heads,
+            "mamba_head_dim": r.mamba_head,
+            "n_groups": r.mamba_groups,
+            "mamba_n_groups": r.mamba_groups,
+            "ssm_state_size": r.mamba_state,
+            "conv_kernel": r.mamba_conv,
+            "chunk_size": CHUNK,
+            "use_bias": False,
+            "use_conv_bias": True,
+            "mamba_proj_bias": False,
+        }
+    )
+
+
+def _mixed(recipe: NextMambaRecipe) -> dict[str, Any]:
+    """Of experts and the next-token layer."""
+    r = recipe
+    return {
+        "mtp_hybrid_override_pattern": r.next_pattern,
+        "num_nextn_predict_layers": 1,
+        "n_routed_experts": r.experts,
+        "num_experts_per_tok": r.experts,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": r.expert_width,
+        "moe_shared_expert_intermediate_size": r.intermediate,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": r.scaling,
+        "n_group": 1,
+        "topk_group": 1,
     }

@@ -247,6 +247,21 @@ class MambaRecipe(Recipe):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NextMambaRecipe(MambaRecipe):
+    """The same with a mixture of MLPs and a next-token layer of its own.
+
+    experts: all of them are chosen for every row, so that no near tie decides what a row is. scaling: of their sum.
+    """
+
+    pattern: str = "M*EM-"
+    next_pattern: str = "*E"
+    experts: int = 3
+    expert_width: int = 88
+    scaling: float = 1.5
+    expert_gain: float = 0.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GptOssRecipe(Eagle3Recipe):
     """A pair with a gpt-oss style target: windows in every other layer, sinks, biases, experts (see cases.oss_weights).
 

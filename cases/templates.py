@@ -229,17 +229,17 @@ def prefix_hit_past_window(kit: Kit) -> Opening:
 # A hierarchical cache
 
 
-@template(fits=_hosted, certain=False)
+@template(fits=_hosted, certain=False, often=True)
 def host_hit(kit: Kit) -> Opening:
     return _from_host(kit, kit.integer(1, 20))
 
 
-@template(fits=_hosted, certain=False)
+@template(fits=_hosted, certain=False, often=True)
 def host_hit_in_chunks(kit: Kit) -> Opening:
     return _from_host(kit, kit.integer(kit.chunk + 1, 40))
 
 
-@template(fits=_hosted, certain=False)
+@template(fits=_hosted, certain=False, often=True)
 def host_hit_in_part(kit: Kit) -> Opening:
     """A part of the prefix is used once more before the rest is evicted."""
     return _from_host(kit, kit.integer(1, 20), part=kit.integer(20, 36))
@@ -558,9 +558,10 @@ def pause_in_chunk(kit: Kit) -> Opening:
 @template(fits=_alone)
 def pause_resume(kit: Kit) -> Opening:
     step = kit.chunks(_runs_on(kit)) + 1
+    resumed = step + kit.integer(1, 3)
     kit.timeline.at(step, "pause")
-    kit.timeline.at(step + kit.integer(1, 3), "resume")
-    return Opening(calm=step + 1, protected=("r0",))
+    kit.timeline.at(resumed, "resume")
+    return Opening(calm=resumed + 1, protected=("r0",))
 
 
 @template(fits=_alone)

@@ -27,6 +27,11 @@ from reference.keys import Keys
 from reference.llama import heads_of, llama_layer, windows_of
 from reference.model import Layer, OnLastState, Target, linear
 
+#: Keys of the target whose config a head's was made from: its MLP and rotation are what its file and its text show.
+OF_TARGET = (
+    *("decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size", "norm_topk_prob", "num_experts"),
+    *("num_experts_per_tok", "shared_expert_intermediate_size", "use_mrope"),
+)
 OWN_EMBEDDING = "the draft's embedding is not the target's: the draft's own is used"
 #: Copies of a target's weights differ from them by no more than a change of dtype: half a step of the coarsest.
 ROUNDING = 2.0**-8
@@ -124,6 +129,8 @@ def read_draft(path: Path) -> tuple[Config, Keys]:
     with all_keys(keys.file, "EAGLE"):
         config = sizes(keys)
         keys.refuse("hidden_act", but="silu")
+        for key in OF_TARGET:
+            keys.get(key)
         if len(keys["architectures"]) != 1 or not config.architecture.startswith(("Llama", "Qwen2", "Qwen3")):
             raise CheckpointError(
                 f"architectures is {keys['architectures']!r}; this reference builds heads of Llama's, Qwen2's or "

@@ -33,6 +33,17 @@ from reference.model import DecoderLayer, Target, linear, on_target, rms_norm
 #: What the first layer is called.
 PREFIXES = ("midlayer.", "layers.0.", "model.midlayer.", "model.layers.0.")
 
+#: What NVIDIA's heads say in eagle_config, and what of it is built here.
+BUILT: dict[str, object] = {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+    "eagle_decoder_type": "llama",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
@@ -60,13 +71,20 @@ class Variant:
             raise DamagedError(f"target hidden size is {width}; expected the target's {target.hidden}")
         if config.vocab != target.vocab:
             raise DamagedError(f"vocab_size is {config.vocab}; expected the target's {target.vocab}")
-        nested.refuse("use_aux_hidden_state", but=True)
+        for key, only in BUILT.items():
+            nested.refuse(key, but=only)
+        nested.get("parallel_draft_heads_num_layers")  # of more than one parallel step
         ids = "eagle_aux_hidden_state_layer_ids"
         places = [list(found) for found in (nested.get(ids), keys.get(ids)) if found is not None]
         if len(places) == 2 and places[0] != places[1]:
             raise CheckpointError(f"{ids} is {places[0]} in eagle_config and {places[1]} beside it; expected one")
+        states = _states(places[0] if places else None, target.layers)
+        if (count := keys.get("num_aux_hidden_states", len(states))) != len(states):
+            raise CheckpointError(
+                f"num_aux_hidden_states is {count}; expected {len(states)}, of layers before {states}"
+            )
         return Variant(
-            states=_states(places[0] if places else None, target.layers),
+            states=states,
             target_hidden=width,
             vocab=keys.get("draft_vocab_size") or config.vocab,
             fc_bias=bool(keys.get("bias", False)),
@@ -79,9 +97,9 @@ class Variant:
 
 def _states(layers: list[int] | None, count: int) -> tuple[int, ...]:
     """Feature states from layer ids, or the default: what layers 2, L/2 and L-3 read, low, middle and high."""
-    states = [2, count // 2, count - 3] if layers is None else [layer + 1 for layer in layers]
+    states = [layer + 1 for layer in layers] if layers else [2, count // 2, count - 3]
     if not states or states != sorted(set(states)) or not 1 <= states[0] <= states[-1] < count:
-        named = "the default layers" if layers is None else f"eagle_aux_hidden_state_layer_ids {layers}"
+        named = "the default layers" if not layers else f"eagle_aux_hidden_state_layer_ids {layers}"
         raise CheckpointError(
             f"{named} do not name ascending layers 0..{count - 2} of the target's {count}; "
             "expected different ids, lowest first"
@@ -106,7 +124,7 @@ class Eagle3Head:
         self.fc = take(f"{outer}fc.weight", h, wide)
         self.bias = take(f"{outer}fc.bias", h) if variant.fc_bias else None
         self.feature_norms = [
-            take(f"{outer}fc_norm.{i}.weight", variant.target_hidden)
+            take(_feature_norm(weights, outer, i), variant.target_hidden)
             for i in range(len(variant.states) if variant.norm_each_feature else 0)
         ]
         self.fc_norm = take(f"{outer}input_norm.weight", wide) if variant.norm_before_fc else None
@@ -212,6 +230,12 @@ class Eagle3Head:
         logits = torch.full((*own.shape[:-1], self.target.vocab), float("-inf"), dtype=own.dtype, device=own.device)
         logits[..., self.target_ids] = own
         return logits
+
+
+def _feature_norm(weights: Weights, outer: str, i: int) -> str:
+    """What a feature's norm is called; of three, older files say low, mid and high."""
+    older = f"{outer}aux_norm_{('low', 'mid', 'high')[min(i, 2)]}.weight"
+    return older if older in weights else f"{outer}fc_norm.{i}.weight"
 
 
 def _first_norm(weights: Weights, prefix: str) -> str:

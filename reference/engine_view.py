@@ -1,10 +1,10 @@
 """The only access of the reference to an engine's trace.
 
 It may see which rounds happened, whether the scheduler overlapped them and when it was paused, how many rows ran once
-more in them, the committed tokens, what the engine chose and fed at each step, and the uniform numbers that decided a
-sampled verify, and nothing else: no positions, no cache slots, no hidden states, no logits. What is missing, incomplete
-or not a token id is reported as unknown (an empty tuple or None), so a broken trace can never break the reference. This
-module must not judge.
+more in them, how many came back from a host cache and when they had left, the committed tokens, what the engine chose
+and fed at each step, and the uniform numbers that decided a sampled verify, and nothing else: no positions, no cache
+slots, no hidden states, no logits. What is missing, incomplete or not a token id is reported as unknown (an empty tuple
+or None), so a broken trace can never break the reference. This module must not judge.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.contract.batches import Part, parts_of
+from harness.contract.batches import COPIED, Part, copies, parts_of
 from harness.contract.settings import SpecConfig
 from harness.contract.trace import Trace
 from harness.contract.types import Phase
@@ -49,6 +49,21 @@ def _paused(trace: Trace) -> Iterator[int]:
             begun = None
 
 
+def _loads(trace: Trace) -> dict[tuple[int, str, int], tuple[int, ...]]:
+    """(dp_rank, rid, round of its first chunk) -> when each row that was loaded for it had left the device."""
+    left: dict[tuple[int, str, int], int] = {}
+    loads: dict[tuple[int, str, int], tuple[int, ...]] = {}
+    for event in copies(trace):
+        of, to = COPIED[event.data["what"]]
+        rounds = [left.get((event.dp_rank, of, slot), event.data["round"]) for slot in event.data[of]]
+        if to == "device":
+            key = event.dp_rank, event.data["rid"], event.data["round"]
+            loads[key] = (*loads.get(key, ()), *rounds)
+        else:
+            left |= {(event.dp_rank, to, slot): at for slot, at in zip(event.data[to], rounds, strict=False)}
+    return loads
+
+
 class EngineView:
     """An engine trace, by request and round."""
 
@@ -68,6 +83,7 @@ class EngineView:
             (event.dp_rank, event.data["round"], event.data["step"]): int(event.data["rows"])
             for event in trace.named("again")
         }
+        self._loads = _loads(trace)
         self._parts: dict[str, list[list[Part]]] = defaultdict(list)
         for (rid, _), parts in parts_of(trace).items():
             self._parts[rid].append(parts)
@@ -144,6 +160,10 @@ class EngineView:
         at = part.record.dp_rank, part.record.index
         counts = tuple(self._again.get((*at, layer), 0) for layer in range(self._spec.num_steps))
         return counts if any(counts) else ()
+
+    def from_host(self, part: Part) -> tuple[int, ...]:
+        """For each row before its first that a host cache brought back for it, the round before which it had left."""
+        return self._loads.get((part.record.dp_rank, part.rid, part.record.index), ())
 
     def proposed(self, before: Part) -> tuple[int, ...]:
         """Its last draft row's t choices, or those that were handed over; empty if unknown."""

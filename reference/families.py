@@ -166,8 +166,7 @@ def read_qwen3_5(raw: Raw) -> Family:
     """Qwen3-Next with dense MLPs and projections apart; a text's rows have one place in all three of its rotations."""
     scaling = scaling_of(raw)
     _only(raw, {"attn_output_gate": True, "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False})
-    for key in ("mrope_section", "mrope_interleaved", "partial_rotary_factor"):
-        scaling.get(key)
+    scaling.get("partial_rotary_factor")
     return _delta(raw, dense(raw), apart=True)
 
 

@@ -319,8 +319,12 @@ def _readable(path: Path) -> None:
             config = auto.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         text, above = config.get_text_config(), DRAFT_KEYS | SHOWN_KEYS | {"architectures"}
         above |= {key for keys in CHANGES_NOTHING.values() for key in keys.split()}
-        sides = [(config, raw)] if text is config else [(config, raw), (text, raw.get("text_config") or raw)]
-        known = [_read_by(type(one)) | above for one, _ in sides]
+        if text is config or raw.get("text_config"):
+            sides = [(config, raw)] if text is config else [(config, raw), (text, raw["text_config"])]
+            known = [_read_by(type(one)) | above for one, _ in sides]
+        else:  # older ones have the keys of their text beside the others
+            sides, known = [(text, raw)], [_read_by(type(config)) | _read_by(type(text)) | above]
+            _taken_over(raw, text.to_dict())
     except Exception as error:  # whatever a config makes it say
         raise CheckpointError(f"{file}: transformers cannot read it ({_brief(error)})") from error
     with all_keys(file, "transformers"):
@@ -330,6 +334,14 @@ def _readable(path: Path) -> None:
             raise CheckpointError(
                 f"{file}: {key} is {said[key]!r}; transformers' {type(one).__name__} does not read it"
             )
+
+
+def _taken_over(raw: Mapping[str, Any], text: Mapping[str, Any]) -> None:
+    """ValueError where the config of a text has another number than the file that it was read out of."""
+    found = {**(text.get("rope_parameters") or {}), **text}
+    for key, value in raw.items():
+        if isinstance(value, int | float) and key in found and found[key] != value:
+            raise ValueError(f"{key} is {value!r}, and it reads {found[key]!r}")
 
 
 @contextlib.contextmanager

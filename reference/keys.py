@@ -17,7 +17,7 @@ CHANGES_NOTHING: dict[str, str] = {
         model_type auto_map _name_or_path name_or_path transformers_version torch_dtype dtype torchscript
         _attn_implementation attn_implementation license base_model_name_or_path finetuning_task
         tokenizer_class problem_type id2label label2id task_specific_params use_bfloat16 tf_legacy_loss
-        speculators_version verifier unsloth_version unsloth_fixed""",
+        speculators_version verifier unsloth_version unsloth_fixed target_model_type modal_type""",
     "of training": """
         attention_dropout hidden_dropout hidden_dropout_prob attention_probs_dropout_prob resid_pdrop embd_pdrop
         attn_pdrop dropout embedding_dropout ffn_dropout hidden_dropout_rate initializer_range init_std
@@ -33,6 +33,8 @@ CHANGES_NOTHING: dict[str, str] = {
         early_stopping no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences
         output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values
         exponential_decay_length_penalty suppress_tokens begin_suppress_tokens prefix""",
+    "which tokens stand for what is no text": """
+        image_token_id video_token_id audio_token_id vision_start_token_id vision_end_token_id vision_token_id""",
     "how long a context the model was made for; a rotation that depends on it reads it": """
         max_position_embeddings initial_context_length max_sequence_length seq_length model_max_length""",
 }

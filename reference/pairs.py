@@ -31,6 +31,7 @@ _HEADS: dict[str, Callable[..., AnyHead]] = {
     **dict.fromkeys((*families.FAMILIES, *families.OWN_FOLDERS), families.load_head),
     mtp.MIMO_ARCHITECTURE: MtpHead.load,
     mtp.STEP_ARCHITECTURE: mtp.load_step_head,
+    nemotron.ARCHITECTURE: nemotron.load_head,
 }
 
 

@@ -135,6 +135,8 @@ Found = tuple[Tensor, float]
 
 
 def _default(raw: Raw, scaling: Raw, width: int, theta: float) -> Found:
+    for key in ("mrope_section", "mrope_interleaved"):
+        scaling.get(key)  # which part of a head turns by which of three positions: of text they are one
     return plain_frequencies(width, theta), 1.0
 
 

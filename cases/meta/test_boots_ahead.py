@@ -1,6 +1,7 @@
 """Engines that boot beside the one that is driven: taken when their turn comes, and ended with the pool."""
 
 from dataclasses import replace
+from itertools import chain, pairwise
 from pathlib import Path
 from threading import Event, Timer
 from types import SimpleNamespace
@@ -59,7 +60,7 @@ def of_two(engines, tmp_path):
 
 def up(engines):
     """Whatever boots ahead has booted, or has not come up."""
-    for one in [*engines._expected.values()]:
+    for one in [*chain.from_iterable(engines._expected.values())]:
         one.exception()
 
 
@@ -85,13 +86,38 @@ def test_as_many_as_may_boot_ahead_do_and_each_is_taken_in_its_turn(engines, of_
     assert all(one.closed.is_set() for one in engines.started)
 
 
+def test_one_configuration_gets_as_many_engines_as_are_asked_for(engines, of_two):
+    again = launch("a")
+    of_two.expect([again, again], now=again)
+    one = of_two.use(again)
+    of_two.expect([again, again], now=again)  # a scenario more on the live engine
+    of_two.close()  # as after new weights
+    of_two.expect([again], now=again)
+    up(of_two)
+    assert names(engines) == ["a", "a", "a"]
+    another = of_two.use(again)
+    of_two.close()
+    assert len({id(each) for each in (one, another, of_two.use(again))}) == of_two.boots == 3
+
+
 def test_what_a_run_boots_ahead_is_a_configuration_each():
-    scenarios, expected = FAMILIES["paged"].scenarios, []
-    engines = SimpleNamespace(ahead=3, lease=None, expect=expected.extend, use=lambda _launch: None)
+    scenarios, expected = runner.in_boot_order(FAMILIES["paged"].scenarios), []
+    engines = SimpleNamespace(
+        ahead=3, lease=None, expect=lambda more, now: expected.extend(more), use=lambda _launch: None
+    )
     plan = SimpleNamespace(launch=lambda one, lease: one.boot_key())
-    going = SimpleNamespace(later=list(scenarios), plan=plan, engines=engines, waited_seconds=0.0)
-    runner._wait_for(going, scenarios[0], launch("a"))
+    going = SimpleNamespace(later=[*pool.beginning(scenarios)], plan=plan, engines=engines, waited_seconds=0.0)
+    runner._wait_for(going, launch("a"))
     assert expected == [*dict.fromkeys(one.boot_key() for one in scenarios)][1:4]
+
+
+def test_a_scenario_behind_new_weights_needs_an_engine_of_its_own():
+    scenarios = runner.in_boot_order(FAMILIES["weights"].scenarios)
+    own = [*pool.beginning(scenarios)]
+    boots = len({one.boot_key() for one in scenarios})
+    changed = sum(bool(one.updates) for one in scenarios[:-1])
+    assert boots - 1 < len(own) <= boots - 1 + changed
+    assert all(after in own for before, after in pairwise(scenarios) if before.updates)
 
 
 def test_a_pool_that_is_ended_waits_for_no_boot(engines, of_two):
@@ -160,7 +186,7 @@ def test_a_boot_that_works_and_a_card_that_is_taken_count_for_nothing(engines, o
 def test_an_engine_that_ended_before_its_turn_is_booted_anew(engines, of_two):
     of_two.expect([launch("b")])
     of_two.use(launch("a"))
-    of_two._expected[pool._key_of(launch("b"))].result().ended = True
+    of_two._expected[pool._key_of(launch("b"))][0].result().ended = True
     assert not of_two.use(launch("b")).ended
     assert names(engines).count("b") == 2
 

@@ -1,16 +1,18 @@
 """Checks of what comes back: sound answers have nothing to say, and each thing that can be wrong is named."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from cases.meta import handmade
+from harness.checks import answered
 from harness.checks.asked import not_judged
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.answers import flat_states
-from harness.contract.batches import parts_of
+from harness.contract.batches import Part, parts_of
 from harness.contract.trace import EOS, Event
 
 ASKED = {
@@ -128,6 +130,26 @@ def test_a_sound_answer_has_nothing_to_say_and_is_looked_at():
     assert (found, compared["logprobs"]) == ([], 3 * (9 + 5))
     found, compared = faults("returned_states")
     assert (found, compared["returned_states"]) == ([], STATES)
+
+
+def part(mode, start, length, attempt):
+    record = SimpleNamespace(mode=mode)
+    return Part(record=record, rid="r0", attempt=attempt, start=start, length=length, final=True)
+
+
+@pytest.mark.parametrize(
+    ("again", "resumed"),
+    [
+        pytest.param(("PREFILL", 0, 11), 11, id="it computes its prompt and its output anew"),
+        pytest.param(("PREBUILT", 10, 0), 10, id="a decode side resumes with all but the last token of what it kept"),
+    ],
+)
+def test_a_verify_in_flight_when_its_request_is_taken_back_counts_for_nothing(again, resumed):
+    first = [part("PREFILL", 0, 7, 0), part("DECODE", 7, 3, 0), part("DECODE", 10, 2, 0)]
+    then = [part(*again, 1), part("DECODE", resumed, 4, 1)]
+    evidence = SimpleNamespace(parts={("r0", 0): first, ("r0", 1): then})
+    request, end = SimpleNamespace(rid="r0", input_ids=PROMPT), SimpleNamespace(output_ids=[1] * 8)
+    assert [(one.attempt, one.start) for one in answered._kept(evidence, request, end)] == [(0, 7), (1, resumed)]
 
 
 ONE_MORE = lambda count: count + 1  # noqa: E731

@@ -23,14 +23,24 @@ from harness.engine_side.probes.cached_rows import CachedRows
 from harness.engine_side.probes.host_probe import HostProbe
 from harness.engine_side.probes.recorder import Recorder
 from harness.engine_side.replacement_kernels import cpu_hicache
+from reference.engine_view import EngineView
 
 
-def copied(round_, what, host, device, rid="", storage=()):
-    return Event(
-        name="host",
-        scheduler_step=round_,
-        data={"round": round_, "what": what, "rid": rid, "host": host, "device": device, "storage": list(storage)},
+def copied(round_, what, host, device, rid="", storage=(), **more):
+    data = {"round": round_, "what": what, "rid": rid, "host": host, "device": device, "storage": list(storage), **more}
+    return Event(name="host", scheduler_step=round_, data=data)
+
+
+def test_the_reference_sees_when_rows_that_came_back_had_left_by_way_of_storage_too():
+    events = (
+        copied(1, "stored", [0, 1, 2], [5, 6, 7]),
+        copied(2, "kept", [1, 2], [], storage=[0, 1]),
+        copied(3, "stored", [1, 2], [5, 6]),
+        copied(4, "fetched", [3], [], storage=[0]),
+        copied(5, "loaded", [0, 3, 2], [8, 9, 10], "r1"),
     )
+    view = EngineView(trace(record(5, "PREFILL", [("r1", 0, 3, 4, True)]), events=events), GIVEN.spec, 512)
+    assert view.from_host(view.attempts("r1")[0][0]) == (1, 1, 3)
 
 
 # Points
@@ -45,6 +55,7 @@ LOADED = copied(0, "loaded", [0, 1], [7, 8], "r1")
     [
         ("host_written_back", HIT, copied(0, "stored", [0, 1], [7, 8]), LOADED),
         ("host_hit", HIT, LOADED, copied(0, "loaded", [0, 1], [7, 8], "r0")),
+        ("host_hit_in_windows", HIT, copied(0, "loaded", [], [], "r1", windows=2), LOADED),
         ("host_hit_in_chunks", HIT, LOADED, copied(0, "stored", [0, 1], [7, 8])),
         ("host_hit_in_part", HIT, LOADED, copied(0, "loaded", [0, 1, 2, 3], [6, 7, 8, 9], "r1")),
         (
@@ -200,11 +211,14 @@ class Tree:
         self.controller = controller
 
     def init_load_back(self, params):
-        self.controller.load_queue.append(operation([7], [2]))
+        self.controller.load_queue.append(operation([7], [2], windows=3))
 
 
-def operation(host, device):
-    return SimpleNamespace(host_indices=torch.tensor(host), device_indices=torch.tensor(device))
+def operation(host, device, windows=0):
+    """windows: rows of a pool of its own that go with it."""
+    beside = SimpleNamespace(name="swa", device_indices=torch.arange(windows))
+    device = torch.tensor(device, dtype=torch.int64)
+    return SimpleNamespace(host_indices=torch.tensor(host), device_indices=device, pool_transfers=[beside])
 
 
 def test_the_probe_tells_in_the_next_round_what_was_copied_and_for_whom():
@@ -219,8 +233,8 @@ def test_the_probe_tells_in_the_next_round_what_was_copied_and_for_whom():
     controller.start_loading()
     current = recorder.open_round(mode="PREFILL", rids=["b"], starts=[1], lens=[2])
     assert [one["message"] for one in current.events] == [
-        {"ev": "host", "what": "stored", "rid": "", "host": [0, 1], "device": [4, 5], "round": 0},
-        {"ev": "host", "what": "loaded", "rid": "b", "host": [7], "device": [2], "round": 0},
+        {"ev": "host", "what": "stored", "rid": "", "host": [0, 1], "device": [4, 5], "windows": 0, "round": 0},
+        {"ev": "host", "what": "loaded", "rid": "b", "host": [7], "device": [2], "windows": 3, "round": 0},
     ]
     assert not hooks.missing
     recorder.close_round()

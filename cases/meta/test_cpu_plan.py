@@ -1,5 +1,6 @@
-"""F-011 taken for granted: who is asked to plan, on which releases, and under which name it stands in the header."""
+"""F-011 and F-091 taken for granted: who plans for which batch, where, and under which name it stands in the header."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -39,6 +40,46 @@ def test_a_marked_batch_is_planned_for_all_the_same_and_the_header_names_what_do
     assert entry["operation"] == "srt.batches.ForwardBatch.mark_forward_metadata_ready"
     assert entry["by"] == "stand-in"
     assert entry["reason"].startswith("assumed F-011: ")
+
+
+@dataclass
+class Rows:
+    """As a forward pads them, in place."""
+
+    count: int
+
+
+class Runner:
+    def forward(self, batch):
+        batch.count += 2
+        return batch.count
+
+
+class Worker:
+    """As of 0.5.23: every layer is given the batch that the one before has padded."""
+
+    def __init__(self):
+        self.draft_runner_list = [Runner(), Runner(), Runner()]
+
+    def _draft_extend_for_decode(self, batch):
+        return [runner.forward(batch) for runner in self.draft_runner_list]
+
+
+def test_each_layer_is_given_a_batch_of_its_own_and_logits_of_every_row():
+    asked = SimpleNamespace(num_tokens_per_req=4, num_tokens_for_logprob_per_req=1)
+    module = SimpleNamespace(__name__="srt.layers", prepare_for_draft_extend=lambda one: one)
+    module.Draft = type("Draft", (Worker,), {})
+    assert module.Draft()._draft_extend_for_decode(Rows(3)) == [5, 7, 9]
+    ops = CpuOps(ImportHooks())
+    ops._patch_layer_batches(module, "Draft")
+    worker, batch = module.Draft(), Rows(3)
+    assert worker._draft_extend_for_decode(batch) == [5, 5, 5]
+    assert batch == Rows(3)
+    assert worker.draft_runner_list[0].forward(Rows(1)) == 3
+    assert module.prepare_for_draft_extend(asked).num_tokens_for_logprob_per_req == 4
+    (entry,) = ops.describe()
+    assert (entry["by"], entry["operation"]) == ("stand-in", "srt.layers.Draft._draft_extend_for_decode")
+    assert entry["reason"].startswith("assumed F-091: ")
 
 
 @pytest.mark.parametrize(

@@ -57,11 +57,7 @@ def test_a_set_names_the_known_findings_that_its_own_requests_meet(family, known
     assert _known_failures(list(FAMILIES[family].scenarios), "cpu", sorted(known)) == []
 
 
-#: About answers and about caches, on the pairs and with the drafts of other families.
-ON_OTHERS = {"texts", "hicache"}
-
-
-@pytest.mark.parametrize("name", sorted(set(FAMILIES) - ON_OTHERS))
+@pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_a_family_drafts_three_and_five_steps_and_something_happens_to_a_part_of_its_batches(name):
     family = FAMILIES[name]
     specs = [one.spec for one in family.scenarios]

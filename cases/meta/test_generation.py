@@ -62,6 +62,14 @@ def test_no_log_probabilities_keep_a_batch_from_being_mixed():
     assert any(request.asked for scenario in made for request in scenario.requests)
 
 
+def test_nothing_comes_between_a_pause_and_who_goes_on_behind_it():
+    """Else another rank's prompts may hold the request until it is taken back."""
+    for seed in range(40):
+        kinds = [op.kind for op in build(Random(seed), DP_BOOTS["dp"], template="pause_resume").script]
+        assert kinds[:5] == ["submit", "step", "pause", "step", "resume"]
+        assert kinds[5] in ("step", "drain")
+
+
 def test_boot_configurations_are_all_different():
     assert len({boot.boot_key() for boot in ALL_BOOTS}) == len(ALL_BOOTS)
 
@@ -104,7 +112,7 @@ def test_every_possible_template_is_drawn_and_is_wanted_where_it_is_certain(boot
     wanted = Counter(name for one in some(boot.name, count=2 * len(cycle)) for name in one.wants)
     assert wanted == Counter(2 * [name for name in cycle if TEMPLATES[name].certain])
     often = [name for name in possible(boot) if TEMPLATES[name].often]
-    assert all(2 * cycle.count(name) == len(cycle) for name in often)
+    assert not often or 2 * sum(cycle.count(name) for name in often) == len(cycle)
 
 
 def test_certain_templates_are_points_that_the_trace_can_prove():

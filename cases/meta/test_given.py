@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import os
 import shlex
 from dataclasses import fields, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from harness.engine_side.host.given import given
 from harness.engine_side.replacement_kernels.cpu_ops import CpuOps
 from harness.engines import published, server_args
 from harness.engines.envs import EngineEnv
-from harness.engines.launch import build_launch
+from harness.engines.launch import CORES, build_launch
 from reports.live import engine_facts
 
 SCENARIO = default_scenarios()[0]
@@ -244,25 +245,43 @@ def test_a_decode_side_with_both_kinds_of_ranks_is_refused():
 ENV = EngineEnv(version="0.5.13", python=Path("python"), pythonpath=(), torch="", ready=True)
 
 
-def launched(folder, engine, device="cpu"):
-    return build_launch(
-        env=replace(ENV, python=folder), spec=SpecConfig(), engine=engine, target=folder, draft=folder, device=device
-    )
+def launched(folder, engine, device="cpu", **more):
+    given = {"spec": SpecConfig(), "target": folder, "draft": folder, "device": device, **more}
+    return build_launch(env=replace(ENV, python=folder), engine=engine, **given)
 
 
 @pytest.mark.parametrize(
-    "engine",
+    ("engine", "more"),
     [
-        EngineConfig(),
-        EngineConfig(cuda_graph=True),
-        EngineConfig(cuda_graph=True, cuda_graph_max_bs=2),
-        EngineConfig(disaggregation=True, disaggregation_decode_radix_cache=True, rejection_sampling=True),
+        (EngineConfig(), {"tokenizer": Path("made")}),
+        (EngineConfig(), {"spec": SpecConfig(adaptive={"1": {"candidate_steps": [0, 3]}}, token_map=(0, 1))}),
+        (EngineConfig(cuda_graph=True), {}),
+        (EngineConfig(cuda_graph=True, cuda_graph_max_bs=2), {}),
+        (EngineConfig(disaggregation=True, disaggregation_decode_radix_cache=True, rejection_sampling=True), {}),
     ],
 )
-def test_every_argument_that_an_engine_is_started_with_is_known_as_ours(engine, tmp_path):
-    launch = launched(tmp_path, engine, "cuda" if engine.cuda_graph else "cpu")
+def test_every_argument_that_an_engine_is_started_with_is_known_as_ours(engine, more, tmp_path):
+    launch = launched(tmp_path, engine, "cuda" if engine.cuda_graph else "cpu", **more)
     for one in (launch, launch.beside or launch):
         assert {*one.boot["arguments"], *one.boot["optional_arguments"]} <= set(server_args.OURS)
+
+
+def test_ranks_of_runs_side_by_side_take_other_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8, 24)}, raising=False)
+    taken = []
+    for pid in (40, 41, 42):
+        monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
+        taken.append(launched(tmp_path, EngineConfig(tp_size=2)).boot["environment"][CORES].split("|"))
+    assert len({core for pair in taken for core in pair}) == 6
+
+
+def test_the_backend_of_adapters_is_ours_only_where_none_is_asked_for(tmp_path):
+    adapters = {"adapters": {"first": str(tmp_path)}}
+    backends = [
+        launched(tmp_path, EngineConfig(server_args=asked), **adapters).boot["arguments"]["lora_backend"]
+        for asked in ({}, {"lora_backend": "triton"})
+    ]
+    assert backends == ["torch_native", "triton"]
 
 
 @pytest.mark.parametrize("only", [["--only", "x,y"], ["--only=x,y"], []])

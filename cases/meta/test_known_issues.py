@@ -244,13 +244,14 @@ REACHED = {
     "F-035": (CHAIN, ONE, "cpu"),
     "F-036": (CHAIN, EngineConfig(enable_custom_logit_processor=True), "cpu"),
     "F-037": (CHAIN, ONE, "cpu"),
+    "F-091": (LAYERS, RANKS, "cpu"),
 }
 
 
 @pytest.mark.parametrize("name", assumable())
 def test_what_is_assumed_is_said_where_it_can_show_and_else_that_it_has_no_effect(name):
     spec, engine, device = REACHED[name]
-    header, about = {"assumed": [name]}, {"release": "0.5.13", "device": device}
+    header, about = {"assumed": [name]}, {"release": issues()[name].releases.seen[0], "device": device}
     assert [line.partition(",")[0] for line in notes(header, spec, engine, **about)] == [f"assumed: {name}"]
     assert without_effect([name], [(SpecConfig(), ONE), (spec, engine)], **about) == []
     assert notes({}, spec, engine, **about) == []
@@ -267,9 +268,9 @@ def test_what_is_assumed_is_said_where_it_can_show_and_else_that_it_has_no_effec
 @pytest.mark.parametrize("name", [name for name, one in assumable().items() if one.assume == "replacement kernel"])
 def test_a_replacement_kernel_that_only_a_cpu_has_has_no_effect_on_a_gpu(name):
     """There SGLang runs as it is: a verdict that says `assumed` would promise what nobody does."""
-    spec, engine, _ = REACHED[name]
-    assert notes({"assumed": [name]}, spec, engine, release="0.5.13", device="cuda") == []
-    (without,) = without_effect([name], [(spec, engine)], release="0.5.13", device="cuda")
+    (spec, engine, _), about = REACHED[name], {"release": issues()[name].releases.seen[0], "device": "cuda"}
+    assert notes({"assumed": [name]}, spec, engine, **about) == []
+    (without,) = without_effect([name], [(spec, engine)], **about)
     assert ", a CPU, " in without
 
 
@@ -304,6 +305,7 @@ def test_boots_assume_what_no_release_is_without_and_nothing_else():
     assert assumed["layers-cache"] == ("F-010", "F-012", *asked_for)
     assert assumed["layers"] == ("F-010", *asked_for)
     assert assumed["dp"] == assumed["pd-ranks"] == ("F-007", "F-008", *asked_for)
+    assert assumed["dp-layers"] == ("F-007", "F-010", *asked_for, "F-091")
     assert {assumed[name] for name in ("plain", "small-tree", "eagle3", "pd")} == {asked_for}
     in_graphs = Boot(name="x", why="", spec=LAYERS, engine=IN_GRAPHS).assumes
     assert in_graphs == ("F-010", "F-012", *asked_for), "F-020 is fixed"

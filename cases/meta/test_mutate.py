@@ -23,11 +23,11 @@ from harness.engines.process import Launch
 from harness.search import fates, faults
 from harness.search.board import Board, document
 from harness.search.executed import Followed, One, Sound, assume, merged
-from harness.search.fates import End, Explanation, Fate
+from harness.search.fates import End, Explanation, Fate, label
 from harness.search.faults import draw
 from harness.search.mutate import Hunt
 from harness.search.operators import changes
-from harness.search.tasks import ASKING, Place, Task, rounds, together
+from harness.search.tasks import ASKING, Place, Task, Waiting, rounds, together
 from reports.page import Beside, render_page
 from reports.reading import read_report
 
@@ -302,6 +302,33 @@ def test_only_what_was_asked_before_and_shares_an_engine_is_asked_together():
     assert [len(one) for one in together(tasks_of(*"abcdefghijk"))] == [8, 3]
 
 
+def test_a_worker_takes_what_is_left_of_mutants_that_no_other_has():
+    more = tasks_of(*"abc", before=False)
+    said = [Task(mutant=one.mutant, stage="line", scenarios=one.scenarios[:1]) for one in more]
+    waiting = Waiting(rounds=[said, more], known={"c": Fate(id="c", end=End.KILLED)})
+    assert [[one.mutant.id for one in waiting.take()] for _ in range(3)] == [["a"], ["b"], []], "c is done with"
+    waiting.give([Fate(id="a", end=End.SURVIVED, asked=(label(said[0].scenarios[0]),))])
+    (left,) = waiting.take()
+    assert left.mutant.id == "a"
+    assert left.scenarios == more[0].scenarios[1:]
+    assert waiting.take() == [], "b is with a worker"
+    waiting.give([Fate(id=name, end=End.KILLED) for name in "ab"])
+    assert waiting.take() == []
+
+
+def test_what_is_explained_waits_for_all_others_once_it_was_asked():
+    sounds = [
+        Sound(scenario=one, family="eagle", kind="", rows="x", lines={"f.py": [3]}) for one in default_scenarios()[:3]
+    ]
+    mutants = [results.asked(name).model_copy(update={"file": "f.py", "line": 3}) for name in ("known", "open")]
+    every = rounds(mutants, sounds, place=Place(release="0.5.23"), examples=0, seed=1, explained={"known"})
+    names = [[one.mutant.id for one in tasks] for tasks in every if tasks]
+    assert names[0] == ["known", "open"]
+    rest = [name for tasks in names[1:] for name in tasks]
+    assert rest == sorted(rest, reverse=True)
+    assert {*rest} == {"known", "open"}
+
+
 def test_of_several_mutants_the_one_that_shows_is_found_and_the_others_survive(monkeypatch, tmp_path):
     ran = []
 
@@ -506,3 +533,10 @@ def test_the_page_of_a_report_shows_the_board(tmp_path):
     assert "Of 4 that are not equivalent, seen over the same runs by: eaglecheck 3, text parity 2," in text
     assert "<code>srt/speculative/one.py</code>" in text
     assert "never read" in text, "why a survivor is equivalent"
+
+
+def test_an_answer_without_tokens_is_kept_as_one_that_has_none():
+    from harness.engine_side.host.request_service import _answer
+
+    assert _answer({"meta_info": {"id": "a"}})["output_ids"] == []
+    assert _answer({"meta_info": {"id": "a"}, "output_ids": [3, 4]})["output_ids"] == [3, 4]

@@ -37,7 +37,7 @@ class ByHand:
     def launch(self, scenario, *, engine, revert):
         return (engine, scenario.name)
 
-    def expect(self, launches):
+    def expect(self, launches, *, now):
         self.expected += launches
 
     def __call__(self, scenario, *, engine, revert, fresh):

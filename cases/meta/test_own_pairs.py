@@ -23,7 +23,7 @@ from harness.driving.adapt import Wanted, adapted
 from harness.driving.checkpoint_files import read_checkpoint
 from harness.driving.drive import sampling_of
 from harness.driving.own_pair import described, own_pair
-from harness.driving.refusals import pair_too_old
+from harness.driving.refusals import check_pair
 from harness.driving.results import hardly_agrees
 from reference.checkpoint import DamagedError, Weights
 
@@ -260,8 +260,10 @@ def test_graph_sizes_without_graphs_are_refused():
 def test_a_pair_of_a_kind_that_a_release_does_not_run_is_refused_before_its_boot(tmp_path):
     made = checkpoints.make("hybrid-tiny", tmp_path)
     own = own_pair(made.target, made.draft)
-    assert "0.5.23" in pair_too_old(own, version="0.5.13", device="cpu")
-    assert pair_too_old(own, version="0.5.23", device="cpu") == pair_too_old(own, version="0.5.17", device="cuda") == ""
+    with pytest.raises(UsageError, match=r"model_type is 'qwen3_next'(.|\n)*a release from 0\.5\.17 on"):
+        check_pair(own, SimpleNamespace(version="0.5.13", package=None), device="cpu")
+    for version, device in (("0.5.23", "cpu"), ("0.5.17", "cuda")):
+        check_pair(own, SimpleNamespace(version=version, package=None), device=device)
 
 
 @pytest.mark.parametrize(
@@ -279,13 +281,21 @@ def test_what_sglang_computes_on_a_gpu_alone_is_refused_on_a_cpu(folder, config,
     assert (done.exit_code, why in done.stderr, "--device cuda" in done.stderr) == (2, True, True)
 
 
-def test_a_target_that_a_release_has_no_draft_for_is_refused_by_its_folder(folder, tmp_path):
-    from harness.cli.prepare import check_drafted_for
-
+def test_a_pair_that_a_release_does_not_serve_is_refused_by_its_folder(folder, tmp_path):
     models = tmp_path / "sglang" / "srt" / "models"
     models.mkdir(parents=True)
-    (models / "llama.py").write_text("class LlamaForCausalLM(nn.Module):\n    pass\n")
+    release = SimpleNamespace(version="0.5.23", package=tmp_path / "sglang")
     pair = own_pair(folder("target", {"lm_head.weight": (512, 64)}), folder("draft", {"fc.weight": (64, 128)}))
+    (models / "llama.py").write_text("class LlamaForCausalLM(nn.Module):\n    pass\n")
     with pytest.raises(UsageError, match=r"target: SGLang 0\.5\.23 does not speculate with LlamaForCausalLM"):
-        check_drafted_for(pair, SimpleNamespace(version="0.5.23", package=tmp_path / "sglang"))
-    check_drafted_for(None, SimpleNamespace(version="0.5.23", package=tmp_path / "sglang"))
+        check_pair(pair, release, device="cpu")
+    check_pair(None, release, device="cpu")
+
+
+def test_a_model_that_reads_images_without_what_prepares_them_serves_its_text_alone(folder):
+    target = folder("target", {"lm_head.weight": (512, 64)}, vision_config={"depth": 1})
+    draft = folder("draft", {"fc.weight": (64, 128)})
+    pair = own_pair(target, draft)
+    assert (pair.target.text_alone, pair.draft.text_alone) == (True, False)
+    (target / "preprocessor_config.json").write_text("{}")
+    assert not own_pair(target, draft).target.text_alone

@@ -156,6 +156,40 @@ def rewritten(pair, place, config=None, tensors=None):
     return place
 
 
+#: What older files call the norms of three features.
+OLDER_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")
+#: What NVIDIA's trainer writes into eagle_config beside the layers.
+OF_NVIDIA = {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+    "parallel_draft_heads_num_layers": None,
+}
+#: What trainers copy out of a target's config into that of its head.
+OF_A_TARGET = {
+    "target_model_type": "qwen3_vl",
+    "modal_type": "VLM",
+    "image_token_id": 5,
+    "decoder_sparse_step": 1,
+    "use_mrope": False,
+    "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [OF_A_TARGET, {"eagle_config": OF_NVIDIA}, {"eagle_config": OF_NVIDIA | {"eagle_aux_hidden_state_layer_ids": []}}],
+)
+def test_what_trainers_write_beside_a_head_changes_nothing(tiny, tmp_path, config):
+    for one, other in zip(
+        answers(tiny, tiny.draft), answers(tiny, rewritten(tiny, tmp_path / "d", config)), strict=True
+    ):
+        assert torch.equal(one, other)
+
+
 def uneven(*shape, seed=5):
     """Norm weights that are not one, which would hide a norm that is left out or put elsewhere."""
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) + 0.5
@@ -195,14 +229,17 @@ def test_an_embedding_may_stand_beside_names_that_begin_with_model(tiny, tmp_pat
         assert torch.equal(mine, theirs)
 
 
-def test_each_feature_may_have_a_norm_of_its_own(tiny, tmp_path):
-    norms = {f"fc_norm.{i}.weight": uneven(64, seed=i) for i in range(3)}
-    folder = rewritten(tiny, tmp_path / "d", {"fc_norm": True}, norms)
+@pytest.mark.parametrize(
+    ("key", "names"), [("fc_norm", ("fc_norm.0", "fc_norm.1", "fc_norm.2")), ("use_aux_norm", OLDER_NORMS)]
+)
+def test_each_feature_may_have_a_norm_of_its_own(tiny, tmp_path, key, names):
+    norms = {f"{name}.weight": uneven(64, seed=i) for i, name in enumerate(names)}
+    folder = rewritten(tiny, tmp_path / "d", {key: True, "num_aux_hidden_states": 3}, norms)
     features, entered, _, _ = answers(tiny, folder)
     parts = []
-    for i, part in enumerate(features.split(64, dim=-1)):
+    for part, weight in zip(features.split(64, dim=-1), norms.values(), strict=True):
         norm = LlamaRMSNorm(64, eps=1e-6)
-        norm.weight.data = norms[f"fc_norm.{i}.weight"]
+        norm.weight.data = weight
         parts.append(norm(part))
     fc = load_file(folder / "model.safetensors")["fc.weight"]
     assert torch.allclose(entered, (torch.cat(parts, dim=-1) @ fc.T).detach(), rtol=0, atol=CLOSE)
@@ -234,7 +271,9 @@ def test_the_state_handed_on_may_be_normed(tiny, tmp_path):
     [
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [5, 1, 3]}}, r"\[5, 1, 3\] do not name ascending"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 7]}}, r"ascending layers 0\.\.6"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, "do not name ascending layers"),
+        ({"num_aux_hidden_states": 4}, "num_aux_hidden_states is 4; expected 3"),
+        ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm is True"),
+        ({"eagle_config": {"parallel_draft_step": 4}}, "parallel_draft_step is 4"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is False"),
         ({"target_hidden_size": 32}, "target hidden size is 32; expected the target's 64"),
         ({"vocab_size": 400}, "vocab_size is 400; expected the target's 512"),

@@ -19,7 +19,7 @@ from harness.driving.footprint import footprint
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError, read_json
 from reference.eagle1 import DraftHead
-from reference.hf_target import HfTarget
+from reference.hf_target import HfTarget, _taken_over
 from reference.pairs import load_pair, load_target
 from reference.pairs import paper_target as load_llama
 
@@ -117,6 +117,25 @@ def test_states_and_logits_are_the_modules(loaded):
     behind = target.read(TOKENS[20:], keep=(1,), after=target.read(TOKENS[:20], keep=()))
     assert behind.rows == len(TOKENS)
     torch.testing.assert_close(behind.states[1], read.states[1][20:], atol=1e-4, rtol=1e-4)
+
+
+@torch.inference_mode()
+def test_the_keys_of_a_text_may_stand_beside_those_of_its_images(tmp_path):
+    module = written(tmp_path, "Qwen2_5_VL")
+    raw = read_json(tmp_path / "config.json")
+    text = {key: value for key, value in raw.pop("text_config").items() if key not in ("model_type", "layer_types")}
+    older = {"rope_theta": text.pop("rope_parameters")["rope_theta"], "max_window_layers": 80}
+    older["rope_scaling"] = {"type": "mrope", "mrope_section": [1, 1, 2]}
+    (tmp_path / "config.json").write_text(json.dumps(text | raw | older))
+    target = HfTarget.load(tmp_path)
+    read = target.read(TOKENS, keep=(target.layers,)).states[target.layers]
+    said = module(input_ids=TOKENS[None], use_cache=False).logits[0]
+    torch.testing.assert_close(target.logits(read), said, atol=1e-4, rtol=1e-4)
+    (tmp_path / "config.json").write_text(json.dumps(text | raw | older | {"vision_layers": 3}))
+    with pytest.raises(CheckpointError, match="vision_layers is 3"):
+        HfTarget.load(tmp_path)
+    with pytest.raises(ValueError, match=r"rope_theta is 5, and it reads 6"):
+        _taken_over({"rope_theta": 5}, {"rope_parameters": {"rope_theta": 6}})
 
 
 @torch.inference_mode()

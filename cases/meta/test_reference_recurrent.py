@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 GREATEST = 2e-4
 
 
-@pytest.fixture(scope="module", params=["hybrid", "hybrid-tree", "hybrid-dense", "hybrid-mamba"])
+@pytest.fixture(scope="module", params=["hybrid", "hybrid-tree", "hybrid-dense", "hybrid-mamba", "hybrid-mamba-next"])
 def boot(request):
     return RECURRENT[request.param]
 

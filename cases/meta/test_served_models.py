@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.engines.served_models import cannot_be_drafted_for
+from harness.engines.served_models import cannot_be_drafted_for, has_no_class
 
 BOTH = "def get_embed_and_head(self): ...\n    def set_eagle3_layers_to_capture(self, ids=None): ..."
 SOURCES = {
@@ -47,3 +47,20 @@ def test_a_class_that_lacks_what_drafts_ask_for_is_named_and_nothing_is_said_whe
 
 def test_nothing_is_said_of_a_release_whose_sources_are_not_here():
     assert not cannot_be_drafted_for("KimiLinearForCausalLM", "EAGLE", version="0.5.23", package=None)
+
+
+def test_an_architecture_that_no_file_lists_runs_as_another_or_not_at_all(package):
+    more = package / "srt" / "models" / "lists.py"
+    more.write_text(
+        "class TransformersForCausalLM(nn.Module):\n    pass\n"
+        "EntryClass = [LlamaForCausalLM, LlamaForCausalLMEagle, LlamaForCausalLMEagle3]\n"
+    )
+    release = {"version": "0.5.23", "package": package}
+    why = cannot_be_drafted_for("SeedOssForCausalLM", "EAGLE", **release)
+    assert "no class of that name, and TransformersForCausalLM has no get_embed_and_head" in why
+    assert not cannot_be_drafted_for("LlamaForCausalLM", "EAGLE", **release)
+    why = has_no_class("Eagle3LlamaForCausalLM", **release)
+    assert "['Eagle3LlamaForCausalLM']" in why
+    assert "one: LlamaForCausalLMEagle3;" in why
+    assert not has_no_class("LlamaForCausalLMEagle3", **release)
+    assert not has_no_class("Eagle3LlamaForCausalLM", version="0.5.23", package=None)

@@ -81,6 +81,14 @@ def test_what_a_request_did_not_get_is_no_longer_in_the_cache():
     assert held[2] == ((0, 108), (1, 108), (2, 108))
 
 
+def test_a_host_cache_brings_back_what_lay_there_when_it_left_and_others_are_given_that():
+    first, second, third, fourth = owners(*((1, 2, 3, 4, 5, more) for more in (7, 8, 9, 10)))
+    early = replace(step(third, 3, 4, 5), from_host=(1, 1, 3, 3))
+    steps = [step(first, 0, 0, 5), step(second, 2, 0, 5), early, step(fourth, 4, 4, 5)]
+    back = ((0, 107), (1, 107), (2, 108), (3, 108))
+    assert held_rows(steps)[2:] == [back, back], "two rows left when the first alone had written them"
+
+
 @pytest.mark.parametrize("stays", [True, False])
 def test_output_is_cached_when_a_request_ends_unless_it_was_retracted(stays):
     first = Owner(text=(1, 2, 3, 4, 5, 6), asked=3, stays=stays)

@@ -127,6 +127,8 @@ OVERLAP_ON_A_CPU: tuple[Patch, ...] = (
 _MTP_WORKER = f"{_SPEC}.multi_layer_eagle_worker_v2"
 #: This worker builds the parents of a chain of two or more on the device called "cuda", whatever it runs on.
 _MTP_CUDA = ((_MTP_WORKER, "device_name", "full"),)
+#: Its eager draft extends under DP attention share one batch, which each layer pads: F-091.
+LAYER_BATCHES: tuple[Patch, ...] = ((_MTP_WORKER, "layer_batches", "MultiLayerEagleDraftWorker"),)
 #: Its eager forwards run on what an earlier forward planned.
 _MTP_PLAN = (("sglang.srt.model_executor.forward_batch_info", "unplanned", "mark_forward_metadata_ready"),)
 
@@ -185,6 +187,8 @@ _RECURRENT = (
         "any_device",
         "fused_mamba_state_scatter_with_mask,fused_conv_window_scatter_with_mask",
     ),
+    ("sglang.srt.layers.moe.fused_moe_native", "squared_experts", "moe_forward_native"),
+    ("sglang.srt.models.nemotron_h", "wide_product", "mm"),
 )
 _NO_XPU = (f"{_SPEC}.eagle_utils", "flag", "_is_xpu=none")
 
@@ -235,6 +239,7 @@ RELEASES: tuple[Release, ...] = (
         ("sgl_kernel", "sampling", ""),
         _LOCS_NEW,
         *_RECURRENT,
+        ("sglang.srt.mem_cache.memory_pool", "device_name", "zeros"),  # what a verify keeps of recurrent states
         sampled_in="eagle_worker_common",
     ),
     _v2_only("0.5.15", _ATTENTION_OLD, _NO_XPU, _LOCS_OLD, sampled_in="eagle_worker_v2", old_mtp=True),

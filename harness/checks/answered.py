@@ -166,8 +166,16 @@ def _kept(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> Iterator
 
 
 def _known(parts: list[Part]) -> int:
-    """How many tokens a request had when it began anew; without end where it never did to the end."""
-    return next((part.start + part.length for part in parts if part.record.mode == "PREFILL" and part.final), 2**62)
+    """How many tokens a request had when it began anew; without end where it never did to the end.
+
+    On a decode side it resumes with the KV of all of them but the last.
+    """
+    for part in parts:
+        if part.record.mode == "PREBUILT":
+            return part.start + 1
+        if part.record.mode == "PREFILL" and part.final:
+            return part.start + part.length
+    return 2**62
 
 
 @register(

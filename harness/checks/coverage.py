@@ -23,6 +23,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {"tree": ("parents",), "verify": ("accept
 IN_PART = {
     "host copies": "host copies",
     "attention": "attention",
+    "experts": "experts",
     "recurrent": "recurrent states over prompts",
 }
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from harness.checks.evidence import Evidence
-from harness.checks.pools import Forward, Pools, copies, forwards
+from harness.checks.pools import Forward, Pools, forwards
 from harness.checks.registry import CheckResult, register
 from harness.contract.align import Ints
-from harness.contract.batches import Share
+from harness.contract.batches import Share, copies
 from harness.contract.trace import Event
 from harness.contract.types import Divergence, Key, Kind, Phase
 
@@ -30,7 +30,7 @@ def check_host_rows(evidence: Evidence) -> CheckResult:
     """CACHE_SLOT for each request and pool for which other rows were loaded than those of its prefix."""
     result = CheckResult()
     due: dict[tuple[int, str], list[Event]] = {}
-    for event in copies(evidence):
+    for event in copies(evidence.engine):
         if event.data["what"] == "loaded" and event.data["rid"]:
             due.setdefault((event.dp_rank, event.data["rid"]), []).append(event)
     pools: dict[tuple[int, str], Pools] = {}

@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.checks.evidence import Evidence
 from harness.contract.align import Ints
-from harness.contract.batches import Share
+from harness.contract.batches import COPIED, Share, copies
 from harness.contract.trace import Event
 from harness.contract.types import Phase
 
@@ -36,13 +36,8 @@ LAYERED = (Phase.DRAFT_PREFILL, Phase.EXTEND, Phase.PREBUILT)
 TARGET = "target"
 #: Before the name of a pool: its rows on the host, and in storage behind it.
 HOST, STORAGE = "host ", "storage "
-#: What is copied -> (where from, where to): as an event names the slots, and before the name of a pool.
-COPIED = {
-    "stored": (("device", ""), ("host", HOST)),
-    "loaded": (("host", HOST), ("device", "")),
-    "kept": (("host", HOST), ("storage", STORAGE)),
-    "fetched": (("storage", STORAGE), ("host", HOST)),
-}
+#: Where slots are -> what stands before the name of a pool there.
+PLACES = {"device": "", "host": HOST, "storage": STORAGE}
 #: Nobody wrote it.
 NOBODY = -1
 _OWNER = 1 << 32
@@ -81,16 +76,6 @@ def forwards(evidence: Evidence) -> Iterator[Forward]:
         yield Forward(dp_rank=dp_rank, side=side, round=number, phase=PHASES[place], step=step, shares=shares)
 
 
-def copies(evidence: Evidence) -> list[Event]:
-    """What was copied between device and host, in order, by the first rank of each; before the round that it names."""
-    found = list(evidence.engine.named("host"))
-    first: dict[int, int] = {}
-    for event in found:
-        first[event.dp_rank] = min(event.data.get("tp_rank", 0), first.get(event.dp_rank, event.data.get("tp_rank", 0)))
-    own = [event for event in found if event.data.get("tp_rank", 0) == first[event.dp_rank]]
-    return sorted(own, key=lambda event: event.data["round"])
-
-
 @dataclass(slots=True)
 class Pools:
     """The pools of one engine, filled by `write`, one forward after the other.
@@ -109,7 +94,7 @@ class Pools:
     _copies: deque[Event] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._copies = deque(copies(self.evidence))
+        self._copies = deque(copies(self.evidence.engine))
 
     @staticmethod
     def of_row(row: int) -> int:
@@ -192,9 +177,11 @@ class Pools:
                 self._copy(event)
 
     def _copy(self, event: Event) -> None:
-        (of, source), (to, target) = COPIED[event.data["what"]]
+        of, to = COPIED[event.data["what"]]
         for pool in self.names():
-            self._put(target + pool, event.data[to], [self.held(source + pool, slot) for slot in event.data[of]])
+            self._put(
+                PLACES[to] + pool, event.data[to], [self.held(PLACES[of] + pool, slot) for slot in event.data[of]]
+            )
 
     def _accept(self, share: Share, rows: list[int]) -> None:
         """Nodes become positions: the j-th accepted one is at committed + j."""

@@ -127,7 +127,9 @@ def command(
 
     with kept(json, lambda _stop: document(board()), left=lambda: f"go on:  {typed_again()}"):
         asked = {one.id: one for one in part_of}
-        for fate in ask_all(replace(setup, sounds=followed.sounds), part_of, known, workers=workers):
+        setup = replace(setup, sounds=followed.sounds)
+        holding = {name for name, one in explained.items() if one.holds_in(plan)}
+        for fate in ask_all(setup, part_of, known, explained=holding, workers=workers):
             fates.append(folder, fate)
             say(console, f"{len(known)} of {len(part_of)}  {line_of(asked[fate.id], fate)}")
     render_board(console, board())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -31,10 +32,9 @@ from harness.driving.own_pair import OwnPair, described
 from harness.driving.pairs import NoProviderError, checkpoint_pairs, load_now
 from harness.driving.place import CPU, Place
 from harness.driving.plan import Plan, Setup
-from harness.driving.refusals import called, check_possible, pair_too_old, undrawn, unpredicted, untaken, unwitnessed
+from harness.driving.refusals import called, check_pair, check_possible, undrawn, unpredicted, untaken, unwitnessed
 from harness.engines import envs
 from harness.engines.launch import BACKENDS, CpuAttention, dtype_on
-from harness.engines.served_models import cannot_be_drafted_for
 
 #: Pull requests that SGLang's own switch (SGLANG_DEBUG_REVERT_PR, from 0.5.13 on) can revert.
 REVERTS = (25015, 26329, 26972, 27338, 27360, 27460)
@@ -81,12 +81,13 @@ def make_plan(
         say(f"SGLang {version} is {standing}")
     check_device(device)
     check_revert(revert, version)
+    if own is not None and own.target.text_alone:
+        say(f"--target {own.target.folder}: no preprocessor_config.json, so SGLang serves its text alone")
+        wanted = replace(wanted, server_args={"enable_multimodal": False, **(wanted.server_args or {})})
     scenarios = adapted(scenarios, wanted, device=device)
     check_possible(scenarios, version=version, device=device, files=files)
-    check_drafted_for(own, env or envs.state(version))
+    check_pair(own, env or envs.state(version), device=device)
     check_scenarios(scenarios, device=device, own=own, files=files)
-    if own is not None and (why := pair_too_old(own, version=version, device=device)):
-        raise UsageError(why)
     typed, assumed = check_assumed(assumed), check_assumed(sorted({*assumed, *usual}))
     drafts = [(one.spec, one.engine) for one in scenarios]
     for text in known_issues.without_effect(assumed, drafts, release=version, device=device):
@@ -98,7 +99,7 @@ def make_plan(
     for refused in (partial(undrawn, env=env, device=device), partial(untaken, env=env)):
         if why := _first(scenarios, files, refused):
             raise UsageError(why)
-    check_drafted_for(own, env)
+    check_pair(own, env, device=device)  # its sources may not have been there before
     pairs = checkpoint_pairs(scenarios, device=device, own=own)
     place = CPU
     if reference != WITNESS:
@@ -131,15 +132,6 @@ def make_plan(
         copies=not spawn,
         ahead=BOOTS_AHEAD[device] if boots_ahead is None else boots_ahead,
     )
-
-
-def check_drafted_for(own: OwnPair | None, env: envs.EngineEnv) -> None:
-    """UsageError for a target of the user's that this release has no draft for; one not there says nothing."""
-    if own is None:
-        return
-    why = cannot_be_drafted_for(own.target.architecture, own.algorithm, version=env.version, package=env.package)
-    if why:
-        raise UsageError(f"--target {own.target.folder}: {why}")
 
 
 def provider(

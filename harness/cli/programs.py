@@ -191,7 +191,6 @@ def _problems(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[
     yield from _of_engine(scenario, device, None if own is not None else RECIPES.get(scenario.checkpoint))
     if own is not None:
         yield from _of_pair(scenario, own)
-        yield from _of_device(own, device)
     for name in scenario.wants:
         if name not in POINTS:
             yield f"wants: {unknown('coverage point', name, POINTS)}"
@@ -254,29 +253,6 @@ def _of_mistral(folder: Path) -> bool:
     name = str(folder).lower()
     named = any(one in name for one in MISTRALS) or ("eagle" in name and "mistral" in name)
     return named and not (folder / "params.json").exists()
-
-
-def _of_device(own: OwnPair, device: str) -> Iterator[str]:
-    """What SGLang needs a GPU for, or has no float32 for, in which engines on a CPU compute here."""
-    gpu = "  run it on a GPU:  --device cuda --dtype bfloat16"
-    for option, one in (("--target", own.target), ("--draft", own.draft)) if device == "cpu" else ():
-        quantised = one.of_text("quantization_config")
-        if quantised:
-            method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
-            yield (
-                f"{option} {one.folder}: quantization_config is {method!r} in config.json, and SGLang has no float32 "
-                f"for quantised weights\n{gpu}"
-            )
-        if one.of_text("index_topk"):
-            yield (
-                f"{option} {one.folder}: index_topk in config.json asks for a sparse attention indexer, for which "
-                f"SGLang asks a GPU's capability before anything else\n{gpu}"
-            )
-        if one.linear_attention:
-            yield (
-                f"{option} {one.folder}: {one.linear_attention} in config.json asks for linear attention, which SGLang "
-                f"computes in bfloat16 alone\n{gpu}"
-            )
 
 
 #: What of a recipe decides the shapes of its target.

@@ -9,10 +9,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from harness.contract.settings import SpecConfig
-from harness.contract.trace import RoundRecord, Trace
+from harness.contract.trace import Event, RoundRecord, Trace
 
 #: (dp_rank, rid, attempt, committed): one request's share of one batch.
 Share = tuple[int, str, int, int]
+#: What a hierarchical cache copies -> (where from, where to), as an event names the slots.
+COPIED = {
+    "stored": ("device", "host"),
+    "loaded": ("host", "device"),
+    "kept": ("host", "storage"),
+    "fetched": ("storage", "host"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +50,16 @@ def leading_rounds(trace: Trace) -> list[RoundRecord]:
         leaders[record.dp_rank] = min(record.tp_rank, leaders.get(record.dp_rank, record.tp_rank))
     kept = [record for record in trace.rounds if record.tp_rank == leaders[record.dp_rank]]
     return sorted(kept, key=lambda record: (record.scheduler_step, record.dp_rank, record.index))
+
+
+def copies(trace: Trace) -> list[Event]:
+    """What was copied to and from the host, in order, by the first rank of each; before the round that it names."""
+    found = list(trace.named("host"))
+    first: dict[int, int] = {}
+    for event in found:
+        first[event.dp_rank] = min(event.data.get("tp_rank", 0), first.get(event.dp_rank, event.data.get("tp_rank", 0)))
+    own = [event for event in found if event.data.get("tp_rank", 0) == first[event.dp_rank]]
+    return sorted(own, key=lambda event: event.data["round"])
 
 
 def parts_of(trace: Trace) -> dict[tuple[str, int], list[Part]]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from harness.contract.batches import Part
 from harness.contract.scenario import Scenario
-from harness.contract.trace import Trace
+from harness.contract.trace import Event, Trace
 from harness.coverage.points import Place, Where, chunks_of, coverage_point
 
 
-def _loads(trace: Trace) -> Iterator[tuple[list[Part], int]]:
+def _all(event: Event) -> int:
+    return len(event.data["device"])
+
+
+def _loads(trace: Trace, rows_of: Callable[[Event], int] = _all) -> Iterator[tuple[list[Part], int]]:
     """(chunks of a prompt, rows that were loaded from the host for it) of each request that had some loaded."""
     loaded = {
-        (event.dp_rank, event.data["rid"], event.data["round"]): len(event.data["device"])
+        (event.dp_rank, event.data["rid"], event.data["round"]): rows_of(event)
         for event in trace.named("host")
         if event.data["what"] == "loaded"
     }
@@ -43,7 +47,12 @@ def host_hit_in_part(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (chunks[0] for chunks, rows in _loads(trace) if rows < chunks[0].start)
 
 
-@coverage_point("the same, and what the host had of them was read back from storage before", where=Where.HOST)
+@coverage_point("a request for which rows of sliding windows came from the host", where=Where.HOST)
+def host_hit_in_windows(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (chunks[0] for chunks, _ in _loads(trace, lambda event: event.data.get("windows", 0)))
+
+
+@coverage_point("a request that started from rows of the host that had been read back from storage", where=Where.HOST)
 def storage_hit(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     fetched: set[tuple[int, int]] = set()
     loads: set[tuple[int, str, int]] = set()

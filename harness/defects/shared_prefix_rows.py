@@ -2,7 +2,8 @@
 
 Layer i reads the token i + 1 places behind a row, so what it leaves there fits only requests that agree that far. A
 cache that hands a row to every request that agrees in the row and the next token hands deep layers rows of another
-text. Here the rows' owners are followed through time, by tokens alone. This module must not run a model.
+text. Here the rows' owners are followed through time, by tokens alone, and what a host cache brings back is what lay on
+the device when it left: whoever wrote that row anew since has no part in it. This module must not run a model.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ def _steps(request: Followed) -> Iterator[tuple[Part, Step]]:
                 final=part.final,
                 first=not number,
                 last=number == len(ran) - 1,
+                from_host=request.view.from_host(part),
             ),
         )
 
@@ -96,7 +98,8 @@ class Owner:
 class Step:
     """A window of an owner in a round, in the order of the batch. prompt: of its prompt; final: its last chunk.
 
-    read: what the layers read at the window's rows. first, last: of the owner's windows.
+    read: what the layers read at the window's rows. first, last: of the owner's windows. from_host: the round before
+    which each row left that a host cache brought back for it, the last of them just before the window.
     """
 
     owner: Owner
@@ -107,12 +110,28 @@ class Step:
     final: bool
     first: bool
     last: bool
+    from_host: Sequence[int] = ()
+
+
+@dataclass(slots=True)
+class Cache:
+    """The prefix cache, by key: what its rows hold on the device now, and since which round they held what before."""
+
+    now: dict[tuple[int, ...], Read] = field(default_factory=dict)
+    was: dict[tuple[int, ...], list[tuple[int, Read]]] = field(default_factory=dict)
+
+    def put(self, key: tuple[int, ...], read: Read, at: int) -> None:
+        self.now[key] = read
+        self.was.setdefault(key, []).append((at, read))
+
+    def before(self, key: tuple[int, ...], at: int) -> Read:
+        """What it held when round `at` began; () if nothing."""
+        return next((read for since, read in reversed(self.was.get(key, [])) if since < at), ())
 
 
 def held_rows(steps: Iterable[Step]) -> list[tuple[Read, ...]]:
     """What the rows before each step's window hold when it runs, in the order of `steps` (by round, then by batch)."""
-    tree: dict[tuple[int, ...], Read] = {}
-    found = []
+    tree, found = Cache(), list[tuple[Read, ...]]()
     for _, batch in groupby(steps, key=lambda step: step.round):
         together = list(batch)
         for step in together:
@@ -122,30 +141,34 @@ def held_rows(steps: Iterable[Step]) -> list[tuple[Read, ...]]:
             step.owner.held[step.window.start :] = step.read
         for step in sorted(together, key=lambda step: not step.final):  # a request in mid-prompt is cached last
             if step.prompt:
-                _share(tree, step.owner, step.window.stop, takes=True)
+                _share(tree, step, takes=True)
             if step.last and step.owner.stays:
-                _share(tree, step.owner, step.window.stop, takes=False)
+                _share(tree, step, takes=False)
     return found
 
 
-def _enter(tree: dict[tuple[int, ...], Read], step: Step) -> None:
+def _enter(tree: Cache, step: Step) -> None:
     """The rows a request begins with are the cache's; what it did not get, though it fits, is no longer there.
 
     A request never gets its last row, and the one before has no token behind it among those that are looked for.
     """
     text, start = step.owner.text, step.window.start
-    step.owner.held = [tree.get(_key(text, row), ()) for row in range(start)]
-    if start < step.owner.asked - 2 and _key(text, start) in tree:
+    for row, left in enumerate(step.from_host, start - len(step.from_host)):
+        tree.put(_key(text, row), tree.before(_key(text, row), left), step.round)
+    step.owner.held = [tree.now.get(_key(text, row), ()) for row in range(start)]
+    if start < step.owner.asked - 2 and _key(text, start) in tree.now:
         for row in range(start, len(text) - 1):
-            tree.pop(_key(text, row), None)
+            tree.now.pop(_key(text, row), None)
 
 
-def _share(tree: dict[tuple[int, ...], Read], owner: Owner, stop: int, *, takes: bool) -> None:
+def _share(tree: Cache, step: Step, *, takes: bool) -> None:
     """Rows 0..stop-2 go into the cache, unless they are there: then the owner takes (or frees) its own for those."""
-    for row in range(stop - 1):
-        kept = tree.setdefault(_key(owner.text, row), owner.held[row])
+    owner = step.owner
+    for row in range(step.window.stop - 1):
+        if (key := _key(owner.text, row)) not in tree.now:
+            tree.put(key, owner.held[row], step.round)
         if takes:
-            owner.held[row] = kept
+            owner.held[row] = tree.now[key]
 
 
 def _key(text: Sequence[int], row: int) -> tuple[int, ...]:

@@ -133,6 +133,12 @@ class CheckpointFiles:
         return int(said * (1 if of_longer else rope.get("factor") or 1))
 
     @property
+    def text_alone(self) -> bool:
+        """Whether it is a model that reads images too, in a folder without what prepares images for it."""
+        files = ("preprocessor_config.json", "processor_config.json")
+        return "vision_config" in self.config and not any((self.folder / name).exists() for name in files)
+
+    @property
     def linear_attention(self) -> str:
         """The key that asks for layers of linear attention that run on a GPU alone, empty if none does."""
         if self.of_text("model_type") in ON_A_CPU:

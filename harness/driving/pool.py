@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -62,8 +64,8 @@ class EnginePool:
     _engine: Engine | None = None
     _key: str = ""
     _fork_servers: ForkServers | None = None
-    #: boot configuration -> the engine that boots or has booted for later
-    _expected: dict[str, Future[Engine]] = field(default_factory=dict)
+    #: boot configuration -> the engines that boot or have booted for later
+    _expected: dict[str, list[Future[Engine]]] = field(default_factory=dict)
     _threads: ThreadPoolExecutor | None = None
     #: engines whose boot has begun and is nobody's yet
     _begun: list[Engine] = field(default_factory=list)
@@ -75,7 +77,7 @@ class EnginePool:
     def use(self, launch: Launch) -> Engine:
         """The live engine if it is this one, else this one booted in its place. Raises EngineError."""
         key = _key_of(launch)
-        if self._engine is None or self._key != key or not self.alive():
+        if not self._drives(key):
             self.close()
             start = time.monotonic()
             try:
@@ -83,7 +85,11 @@ class EnginePool:
             finally:
                 self.waited += time.monotonic() - start
             self.booted(self._engine)
+        assert self._engine is not None
         return self._engine
+
+    def _drives(self, key: str) -> bool:
+        return self._key == key and self.alive()
 
     def _up(self, launch: Launch, key: str) -> Engine:
         """Booted ahead or now, unless that failed too often."""
@@ -99,22 +105,26 @@ class EnginePool:
         failed.clear()
         return engine
 
-    def expect(self, launches: Sequence[Launch]) -> None:
+    def expect(self, launches: Sequence[Launch], *, now: Launch | None = None) -> None:
         """Boot the first of these beside what is driven, as many as may be ahead and as there is memory for.
 
-        One that does not come up says so when it is used.
+        now: what is used next, and may be one more of the same. One that does not come up says so when it is used.
         """
+        wanted = Counter(_key_of(one) for one in (now,) if one is not None and not self._drives(_key_of(one)))
         for launch in launches[: self.ahead]:
             key, free = _key_of(launch), psutil.virtual_memory().available >> 20
-            if key not in self._expected and len(self._expected) < self.ahead and free > FREE_AHEAD:
+            wanted[key] += 1
+            there = len(self._expected.get(key, ())) >= wanted[key]
+            if not there and sum(map(len, self._expected.values())) < self.ahead and free > FREE_AHEAD:
                 self._threads = self._threads or ThreadPoolExecutor(max_workers=self.ahead)
-                self._expected[key] = self._threads.submit(self._boot, _unwaiting(launch), quiet=True)
+                boot = self._threads.submit(self._boot, _unwaiting(launch), quiet=True)
+                self._expected.setdefault(key, []).append(boot)
 
     def _taken(self, key: str) -> Engine | None:
         """The engine that was booted ahead for this, if one was. Where it got no share of a card, none is any more."""
-        expected = self._expected.pop(key, None)
-        if expected is None:
+        if not self._expected.get(key):
             return None
+        expected = self._expected[key].pop(0)
         self.preparing("booting ahead", self.logs)
         try:
             engine = expected.result()
@@ -189,7 +199,7 @@ class EnginePool:
         except BaseException:  # a time-out or Ctrl-C in the middle of a step leaves the engine in no known state
             self.close()
             raise
-        if any(trace.named(*ENDS)) or any(op.kind == "update" for op in scenario.script):
+        if any(trace.named(*ENDS)) or scenario.updates:
             self.close()
         return trace
 
@@ -201,14 +211,15 @@ class EnginePool:
 
     def _forget(self) -> None:
         """End every engine that was booted ahead, and those that still boot."""
-        for one in self._expected.values():
+        expected = [*chain.from_iterable(self._expected.values())]
+        self._expected.clear()
+        for one in expected:
             one.cancel()
         for engine in [*self._begun]:
             engine.close()  # whoever boots it fails now
-        while self._expected:
-            _, expected = self._expected.popitem()
-            if not expected.cancelled() and expected.exception() is None:
-                expected.result().close()
+        for one in expected:
+            if not one.cancelled() and one.exception() is None:
+                one.result().close()
 
     def end(self) -> None:
         """End everything that was started."""
@@ -219,6 +230,13 @@ class EnginePool:
         self._forget()
         if self._threads is not None:
             self._threads.shutdown()
+
+
+def beginning(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
+    """Those of scenarios in boot order, behind the first one, that need another engine than the one before them."""
+    for before, scenario in pairwise(scenarios):
+        if before.updates or before.boot_key() != scenario.boot_key():
+            yield scenario
 
 
 def _key_of(launch: Launch) -> str:

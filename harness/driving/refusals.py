@@ -5,7 +5,7 @@ Each function says it with what to do instead, and nothing where there is no rea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
@@ -17,9 +17,11 @@ from harness.contract.requests import CUTTING
 from harness.contract.scenario import Scenario
 from harness.contract.settings import BFLOAT16, EngineConfig, SpecConfig
 from harness.contract.usage import UsageError
+from harness.driving.checkpoint_files import CheckpointFiles
 from harness.driving.own_pair import OwnPair
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import BACKENDS, DTYPES
+from harness.engines.served_models import cannot_be_drafted_for, has_no_class
 from harness.engines.server_args import not_there
 
 #: Before it, the v2 worker runs under overlap scheduling only, and trees on the v1 worker only.
@@ -37,9 +39,8 @@ FIRST_ADAPTIVE = Version("0.5.17")
 #: Settings, and pairs of ours on a device, that were first driven on these; earlier ones end at their boot.
 FIRST_WITH_HOST_CACHE = Version("0.5.17")
 FIRST_WITH_PAIR = {
-    ("hybrid-tiny", "cpu"): Version("0.5.23"),
-    ("hybrid-tiny", "cuda"): Version("0.5.17"),
-    **{(name, device): Version("0.5.23") for name in ("hybrid-dense", "hybrid-mamba") for device in BACKENDS},
+    **{(name, device): Version("0.5.17") for name in ("hybrid-tiny", "hybrid-mamba") for device in BACKENDS},
+    **{(name, device): Version("0.5.23") for name in ("hybrid-dense", "hybrid-mamba-next") for device in BACKENDS},
 }
 #: Types of models -> our pair of that kind.
 OURS_OF_TYPE = {"qwen3_next": "hybrid-tiny", "qwen3_5_text": "hybrid-dense"}
@@ -182,16 +183,50 @@ def too_old(scenario: Scenario, *, version: str, device: str) -> str:
     )
 
 
-def pair_too_old(own: OwnPair, *, version: str, device: str) -> str:
-    """The same for a pair of the user's, of a kind that there is one of ours of."""
-    kind = str(own.target.of_text("model_type"))
+def check_pair(own: OwnPair | None, env: EngineEnv, *, device: str) -> None:
+    """UsageError for a pair of the user's that a release does not serve, or not there; one not there says nothing."""
+    if own is None:
+        return
+    target, draft, version, package = own.target, own.draft, env.version, env.package
+    undrafted = cannot_be_drafted_for(target.architecture, own.algorithm, version=version, package=package)
+    for option, one, why in (
+        ("--target", target, undrafted),
+        ("--draft", draft, has_no_class(draft.architecture, version=version, package=package)),
+        ("--target", target, next(_of_model(target, version, device), "")),
+        ("--draft", draft, next(_of_model(draft, version, device), "")),
+    ):
+        if why:
+            raise UsageError(f"{option} {one.folder}: {why}")
+
+
+def _of_model(one: CheckpointFiles, version: str, device: str) -> Iterator[str]:
+    """What SGLang `version` does not run of a model, or only on a GPU: engines on a CPU compute in float32 here."""
+    kind = str(one.of_text("model_type"))
     first = FIRST_WITH_PAIR.get((OURS_OF_TYPE.get(kind, ""), device))
-    if first is None or Version(version) >= first:
-        return ""
-    return (
-        f"--target {own.target.folder}: model_type is {kind!r} in config.json, which is not driven on SGLang {version} "
-        f"on {device}\n  allowed: a release from {first} on"
-    )
+    if first is not None and Version(version) < first:
+        yield (
+            f"model_type is {kind!r} in config.json, which is not driven on SGLang {version} on {device}\n"
+            f"  allowed: a release from {first} on"
+        )
+    if device != "cpu":
+        return
+    gpu = "run it on a GPU:  --device cuda --dtype bfloat16"
+    if quantised := one.of_text("quantization_config"):
+        method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+        yield (
+            f"quantization_config is {method!r} in config.json, and SGLang has no float32 for quantised weights\n"
+            f"  {gpu}"
+        )
+    if one.of_text("index_topk"):
+        yield (
+            "index_topk in config.json asks for a sparse attention indexer, for which SGLang asks a GPU's capability "
+            f"before anything else\n  {gpu}"
+        )
+    if one.linear_attention:
+        yield (
+            f"{one.linear_attention} in config.json asks for linear attention, which SGLang computes in bfloat16 "
+            f"alone\n  {gpu}"
+        )
 
 
 def too_deep(scenario: Scenario) -> str:

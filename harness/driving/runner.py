@@ -28,7 +28,7 @@ from harness.contract.types import Outcome, Verdict
 from harness.contract.words import counted
 from harness.driving.judging import JudgeQueue, judge_scenario, judge_with, load_oracle, unjudged
 from harness.driving.plan import Plan, Setup
-from harness.driving.pool import EnginePool
+from harness.driving.pool import EnginePool, beginning
 from harness.driving.progress import Booted, Judged, Observer, Preparing, Started, Stepped
 from harness.driving.results import Cost, Interrupted, RunResult, ScenarioResult, verdict_of
 from harness.engines.engine import Engine
@@ -63,7 +63,7 @@ class _Run:
     header: dict[str, Any] = field(default_factory=dict)
     boot_seconds: float = 0.0
     waited_seconds: float = 0.0
-    #: one scenario of each boot configuration that was not begun, in their order
+    #: scenarios that need an engine of their own and were not begun, in their order
     later: list[Scenario] = field(default_factory=list)
     #: boot configuration -> when the seconds of the plan's box are over for it
     ends: dict[str, float] = field(default_factory=dict)
@@ -123,8 +123,9 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
             with going.queue:
                 try:
                     scenarios = in_boot_order(plan.scenarios)
-                    going.later = list({one.boot_key(): one for one in reversed(scenarios)}.values())[::-1]
+                    going.later = [*beginning(scenarios)]
                     for scenario in scenarios:
+                        going.later = [one for one in going.later if one is not scenario]
                         if time.monotonic() < going.ends.get(scenario.boot_key(), math.inf):
                             _run_scenario(going, scenario)
                     if going.driven:
@@ -162,7 +163,7 @@ def _run_scenario(going: _Run, scenario: Scenario) -> None:
     going.notify(Started(scenario=scenario, index=number, total=len(going.plan.scenarios)))
     try:
         launch = going.plan.launch(scenario, lease=going.engines.lease)
-        _wait_for(going, scenario, launch)
+        _wait_for(going, launch)
         start = time.monotonic()
         if going.plan.box is not None:
             going.ends.setdefault(scenario.boot_key(), start + going.plan.box)
@@ -178,15 +179,11 @@ def _run_scenario(going: _Run, scenario: Scenario) -> None:
         going.queue.put(partial(_judge, going, scenario, trace, seconds))
 
 
-def _wait_for(going: _Run, scenario: Scenario, launch: Launch) -> None:
-    """The engine that this scenario needs is up, and those that come after it may boot."""
+def _wait_for(going: _Run, launch: Launch) -> None:
+    """The engine that a scenario needs is up, and those that come after it may boot."""
     start = time.monotonic()
-    going.later = [one for one in going.later if one.boot_key() != scenario.boot_key()]
-    firsts = dict[str, Scenario]()
-    for one in going.later:
-        firsts.setdefault(one.boot_key(), one)
-    upcoming = [*firsts.values()][: going.engines.ahead]
-    going.engines.expect([going.plan.launch(one, lease=going.engines.lease) for one in upcoming])
+    upcoming = going.later[: going.engines.ahead]
+    going.engines.expect([going.plan.launch(one, lease=going.engines.lease) for one in upcoming], now=launch)
     try:
         going.engines.use(launch)
     finally:

@@ -124,7 +124,7 @@ def build_launch(
         boot["lora"] = True
         boot["arguments"] |= {"lora_paths": dict(adapters)}
         if device == "cpu":  # the one backend of which no kernel is for a GPU
-            boot["arguments"] |= {"lora_backend": "torch_native"}
+            boot["arguments"].setdefault("lora_backend", "torch_native")
     if boot["arguments"].get("enable_hierarchical_cache"):
         boot["host_cache"] = True
     if tokenizer is not None:
@@ -198,8 +198,8 @@ def _environment(*, device: str, revert: int | None, engine: EngineConfig) -> di
         # torch.compile would only compile small pointwise helpers, and takes 10 s a boot to do it.
         environment["TORCHDYNAMO_DISABLE"] = "1"
         if ranks > 1:  # SGLang wants a NUMA node a rank unless it is given the cores to take
-            cores = sorted(os.sched_getaffinity(0))
-            environment[CORES] = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
+            cores, first = sorted(os.sched_getaffinity(0)), os.getpid() * ranks  # runs side by side take other ones
+            environment[CORES] = "|".join(str(cores[(first + rank) % len(cores)]) for rank in range(ranks))
             # With a CUDA build of torch it would find NCCL, and give it ranks on a CPU.
             environment["SGLANG_NCCL_SO_PATH"] = os.devnull
     else:

@@ -13,8 +13,22 @@ from pathlib import Path
 
 #: Methods of a target's class, by the algorithm that calls them.
 ASKED = {"EAGLE": ("get_embed_and_head",), "EAGLE3": ("get_embed_and_head", "set_eagle3_layers_to_capture")}
+#: What a release runs an architecture by that it has no class for.
+FALLBACK = "TransformersForCausalLM"
 #: What a class may have as a base, beside other models of the release, that brings none of these.
 PLAIN = frozenset(("nn.Module", "torch.nn.Module", "Module", "object"))
+
+
+def has_no_class(draft: str, *, version: str, package: Path | None) -> str:
+    """Why a release runs no draft of this architecture; empty if it does, or its sources do not say."""
+    served = _read(package / "srt" / "models")[1] if package is not None else frozenset()
+    if not served or draft in served:
+        return ""
+    of_eagle = sorted(name for name in served if "Eagle" in name and ("Eagle3" in name) == ("Eagle3" in draft))
+    return (
+        f"architectures is [{draft!r}] in config.json, and SGLang {version} has no class of that name\n"
+        f"  convert it to a form that has one: {', '.join(of_eagle)}; or take a release that has {draft}"
+    )
 
 
 def cannot_be_drafted_for(architecture: str, algorithm: str, *, version: str, package: Path | None) -> str:
@@ -22,14 +36,17 @@ def cannot_be_drafted_for(architecture: str, algorithm: str, *, version: str, pa
 
     package: the release's folder `sglang`.
     """
-    lineage = _lineage(architecture, _classes(package / "srt" / "models")) if package is not None else None
+    classes, served = _read(package / "srt" / "models") if package is not None else ({}, frozenset())
+    known = architecture in served or not served
+    lineage = _lineage(architecture if known else FALLBACK, classes)
     if lineage is None:
         return ""
     missing = next((name for name in ASKED.get(algorithm, ()) if name not in lineage), None)
     if missing is None:
         return ""
+    whose = "its class has" if known else f"it has no class of that name, and {FALLBACK} has"
     return (
-        f"SGLang {version} does not speculate with {architecture}: its class has no {missing}, which every draft of "
+        f"SGLang {version} does not speculate with {architecture}: {whose} no {missing}, which every draft of "
         f"{algorithm} asks its target for\n  name another target, or a release whose {architecture} has it"
     )
 
@@ -48,11 +65,17 @@ def _lineage(name: str, classes: Mapping[str, tuple[frozenset[str], tuple[str, .
 
 
 @functools.cache
-def _classes(models: Path) -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
-    """Name -> what its body defines or sets, and its bases; a class that looks names up as it runs is left out."""
+def _read(models: Path) -> tuple[dict[str, tuple[frozenset[str], tuple[str, ...]]], frozenset[str]]:
+    """Name -> what its body defines or sets, and its bases; and the names that its files list as architectures.
+
+    A class that looks names up as it runs is left out.
+    """
     found: dict[str, tuple[frozenset[str], tuple[str, ...]]] = {}
+    served: set[str] = set()
     for file in sorted(models.glob("*.py")):
         for one in ast.parse(file.read_bytes()).body:
+            if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "EntryClass":
+                served |= {each.id for each in ast.walk(one.value) if isinstance(each, ast.Name)}
             if isinstance(one, ast.ClassDef):
                 defined = {part.name for part in one.body if isinstance(part, ast.FunctionDef)}
                 defined |= {
@@ -63,4 +86,4 @@ def _classes(models: Path) -> dict[str, tuple[frozenset[str], tuple[str, ...]]]:
                 }
                 if "__getattr__" not in defined:
                     found[one.name] = frozenset(defined), tuple(ast.unparse(base) for base in one.bases)
-    return found
+    return found, frozenset(served)

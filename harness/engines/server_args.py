@@ -27,6 +27,8 @@ OURS: dict[str, str] = {
     "speculative_eagle_topk": "spec.eagle_topk",
     "speculative_num_draft_tokens": "spec.num_draft_tokens",
     "speculative_token_map": "spec.token_map",
+    **dict.fromkeys(("speculative_adaptive", "speculative_adaptive_config"), "spec.adaptive"),
+    "tokenizer_path": "--target",
     "speculative_use_rejection_sampling": "engine.rejection_sampling",
     "disable_overlap_schedule": "engine.overlap_schedule",
     "disable_cuda_graph": "engine.cuda_graph",

@@ -18,7 +18,7 @@ from harness.search.executed import Followed, follow
 from harness.search.fates import Campaign, Fate, explanations
 from harness.search.faults import draw
 from harness.search.mutate import Hunt
-from harness.search.tasks import Place, rounds, together
+from harness.search.tasks import Place, Waiting, rounds
 from harness.search.text import line_of
 
 
@@ -46,11 +46,10 @@ def ask(cell: Cell, wanted: Mutants, engines: LiveEngines, *, folder: Path) -> C
     hunt = Hunt(engines=engines, package=package, folder=folder / "mutated", sounds=every.sounds, release=cell.engine)
     fates = dict[str, Fate]()
     place = Place(release=cell.engine)
-    for tasks in rounds(campaign.mutants, every.sounds, place=place, examples=wanted.examples, seed=wanted.seed):
-        left = [task for one in tasks if (task := one.after(fates.get(one.mutant.id))) is not None]
-        for batch in together(left):
-            if time.monotonic() - start < wanted.seconds:
-                fates |= {fate.id: fate for fate in hunt.ask(batch)}
+    tasks = rounds(campaign.mutants, every.sounds, place=place, examples=wanted.examples, seed=wanted.seed)
+    waiting = Waiting(rounds=list(tasks), known=fates)
+    while time.monotonic() - start < wanted.seconds and (batch := waiting.take()):
+        waiting.give(hunt.ask(batch))
     return _result(cell, Board.of(campaign, fates, explanations()), start=start)
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from harness.archive.disk import FULL
@@ -25,6 +26,7 @@ from harness.contract.types import Kind, Outcome, Verdict
 from harness.driving.accept_lengths import AcceptLengths, total
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.live import LiveEngines
+from harness.driving.pool import beginning
 from harness.driving.results import ScenarioResult
 from harness.engines.errors import EngineError
 from harness.night.cells import Cell
@@ -80,15 +82,21 @@ class Driver:
         self._live = self._live or self.make()
         return self._live
 
-    def _expect(self, live: LiveEngines) -> None:
-        """Boot engines of the next cells beside the one that is driven now."""
+    def _expect(self, live: LiveEngines, cell: Cell, scenarios: Sequence[Scenario]) -> None:
+        """Boot engines of these scenarios behind the first and of the next cells beside the one that is driven now."""
         launches = []
-        for cell in self._later[: live.ahead]:
-            if cell.scenarios and cell.mutants is None:
-                live.assumed = cell.assumed_for(cell.scenarios[0])
-                with suppress(Exception):  # it is raised again when the cell's turn comes, and counted there
-                    launches.append(live.launch(cell.scenarios[0], engine=cell.engine, revert=self.revert))
-        live.expect(launches)
+        for asked, scenario in islice(self._upcoming(cell, scenarios), live.ahead + 1):
+            live.assumed = asked.assumed_for(scenario)
+            with suppress(Exception):  # it is raised again when the scenario's turn comes, and counted there
+                launches.append(live.launch(scenario, engine=asked.engine, revert=self.revert))
+        live.expect(launches[1:], now=launches[0] if launches else None)
+
+    def _upcoming(self, cell: Cell, scenarios: Sequence[Scenario]) -> Iterator[tuple[Cell, Scenario]]:
+        """The first of these scenarios, those after it that need an engine, and their cells."""
+        yield from ((cell, one) for one in (scenarios[0], *beginning(scenarios)))
+        for later in self._later:
+            if later.scenarios and later.mutants is None:
+                yield from ((later, one) for one in (later.scenarios[0], *beginning(later.scenarios)))
 
     def _cell(self, cell: Cell) -> CellResult:
         if cell.mutants is not None:
@@ -100,9 +108,10 @@ class Driver:
         start = booted = time.monotonic()
         tally, live = _Tally(cell=cell), self._engines()
         boots, waited = live.boots, live.waited
-        self._expect(live)
         scenarios = self._scenarios(cell)
         for number, scenario in enumerate(scenarios):
+            if not number or scenarios[number - 1].updates:
+                self._expect(live, cell, scenarios[number:])
             if cell.draw is not None and number and time.monotonic() - booted > cell.draw.seconds:
                 tally.left_out = len(scenarios) - number
                 break

@@ -6,8 +6,8 @@ It must not run anything, and must not draw mutants.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from cases.families import FAMILIES
 from cases.generation import generate
@@ -52,19 +52,54 @@ class Task:
 
     def after(self, fate: Fate | None) -> Task | None:
         """What is left of it, with what is known of the mutant by now; None where nothing is."""
-        asked = () if fate is None else fate.asked
-        left = tuple(one for one in self.scenarios if label(one) not in asked)
-        if not left or (fate is not None and fate.end not in (End.SURVIVED, End.UNKNOWN)):
+        if fate is None:
+            return self
+        if fate.end not in (End.SURVIVED, End.UNKNOWN):
             return None
-        return Task(mutant=self.mutant, stage=self.stage, scenarios=left, before=fate)
+        left = tuple(one for one in self.scenarios if label(one) not in fate.asked)
+        return Task(mutant=self.mutant, stage=self.stage, scenarios=left, before=fate) if left else None
+
+
+@dataclass(slots=True, kw_only=True)
+class Waiting:
+    """Tasks that are left, of which workers take the next; no mutant is with two of them. known: by mutant."""
+
+    rounds: list[list[Task]]
+    known: dict[str, Fate]
+    _taken: set[str] = field(default_factory=set)
+
+    def take(self) -> list[Task]:
+        """Tasks to do at once, of the earliest round that has any to give now; none where none has."""
+        for number, tasks in enumerate(self.rounds):
+            here = [one for one in tasks if one.mutant.id not in self._taken]
+            if ready := [left for one in here if (left := one.after(self.known.get(one.mutant.id))) is not None]:
+                batch = together(ready)[0]
+                names = {one.mutant.id for one in batch}
+                self.rounds[number] = [one for one in tasks if one.mutant.id not in names]
+                self._taken |= names
+                return batch
+        return []
+
+    def give(self, fates: Iterable[Fate]) -> None:
+        """What became of those that were taken."""
+        for one in fates:
+            self.known[one.id] = one
+            self._taken.discard(one.id)
 
 
 def rounds(
-    mutants: Sequence[Asked], sounds: Sequence[Sound], *, place: Place, examples: int, seed: int
+    mutants: Sequence[Asked],
+    sounds: Sequence[Sound],
+    *,
+    place: Place,
+    examples: int,
+    seed: int,
+    explained: Collection[str] = (),
 ) -> Iterator[list[Task]]:
     """Tasks that one engine can do one after the other, cheap ones first; what nothing executes has none.
 
-    Those of mutants that a boot begins with share no engine, and are one list for each time that they are asked.
+    Those of mutants that a boot begins with share no engine, and are one list for each time that they are asked. What
+    is explained already is asked more than once after all others only.
     """
     first, others, more, asking, generated = (list[tuple[str, Task]]() for _ in range(5))
     options = place.made(one for need in ASKING for one in EXERCISES[need])
@@ -89,7 +124,9 @@ def rounds(
             made = [one for one in options if one.boot_key() == boot and one.checkpoint in pairs]
             asking.append(task(boot, "asking", made))
         generated += [task(made[0].boot_key(), "generated", made) for made in _generated(boots, place, examples, seed)]
-    for tasks in (first, others, more, asking, generated):
+    late = [[one for one in tasks if one[1].mutant.id in explained] for tasks in (others, more, asking, generated)]
+    soon = [[one for one in tasks if one[1].mutant.id not in explained] for tasks in (others, more, asking, generated)]
+    for tasks in (first, *soon, *late):
         # where many are is asked first, so that what is quick kills before others are asked
         counts = Counter(key for key, _ in tasks)
         for key in sorted(counts, key=lambda one: -counts[one]):

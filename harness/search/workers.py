@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
 from pathlib import Path
+from queue import SimpleQueue
 
 from harness.both_sides.leases import Request
 from harness.contract.scenario import Scenario
@@ -20,7 +21,7 @@ from harness.engines.envs import EngineEnv
 from harness.search.executed import One, Sound, follow, watch
 from harness.search.fates import Asked, Fate
 from harness.search.mutate import Hunt
-from harness.search.tasks import Place, Task, rounds, together
+from harness.search.tasks import Place, Task, Waiting, rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,15 +89,29 @@ def watch_all(setup: Setup, followed: Sequence[One], *, workers: int) -> Iterato
         yield from pool.imap_unordered(_watch, followed)
 
 
-def ask_all(setup: Setup, mutants: Sequence[Asked], known: dict[str, Fate], *, workers: int) -> Iterator[Fate]:
+def ask_all(
+    setup: Setup, mutants: Sequence[Asked], known: dict[str, Fate], *, explained: Collection[str], workers: int
+) -> Iterator[Fate]:
     """Fates as they are known: of a survivor once more after each boot configuration. known: by mutant, kept here."""
-    every = rounds(mutants, setup.sounds, place=setup.place, examples=setup.examples, seed=setup.seed)
+    every = rounds(
+        mutants, setup.sounds, place=setup.place, examples=setup.examples, seed=setup.seed, explained=explained
+    )
+    waiting = Waiting(rounds=list(every), known=known)
+    done: SimpleQueue[list[Fate] | BaseException] = SimpleQueue()
+    busy = 0
     with _pool(setup, workers) as pool:
-        for tasks in every:
-            left = [task for one in tasks if (task := one.after(known.get(one.mutant.id))) is not None]
-            for fates in pool.imap_unordered(_ask, together(left)):
-                known |= {fate.id: fate for fate in fates}
-                yield from fates
+        while True:
+            while busy < workers and (batch := waiting.take()):
+                pool.apply_async(_ask, (batch,), callback=done.put, error_callback=done.put)
+                busy += 1
+            if not busy:
+                return
+            fates = done.get()
+            if isinstance(fates, BaseException):
+                raise fates
+            busy -= 1
+            waiting.give(fates)
+            yield from fates
 
 
 def _pool(setup: Setup, workers: int) -> Pool:

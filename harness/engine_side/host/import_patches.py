@@ -38,6 +38,7 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
     patches = release.patches
     if boot["arguments"]["enable_dp_attention"]:
         patches = (*patches, *release.dp_patches, *(release.idle_patches if "F-007" in boot["assumed"] else ()))
+        patches = (*patches, *(compat.LAYER_BATCHES if "F-091" in boot["assumed"] else ()))
     patches = (*patches, *(release.plan_patches if "F-011" in boot["assumed"] else ()))
     if boot.get("lora"):
         patches = (*patches, *compat.LORA_ON_A_CPU)

@@ -161,10 +161,13 @@ def _name_samples() -> None:
 
 
 def _answer(result: dict[str, Any]) -> dict[str, Any]:
-    """A copy of an answer, or of a piece of one: its tokens, and what SGLang says beside them that JSON can hold."""
+    """A copy of an answer, or of a piece of one: its tokens, and what SGLang says beside them that JSON can hold.
+
+    An answer that names no tokens has none: what it should have had is for checks to say.
+    """
     said = {
         "index": result.get("index", 0),
-        "output_ids": result["output_ids"],
+        "output_ids": result.get("output_ids", []),
         "text": result.get("text"),
         "meta": result["meta_info"],
     }

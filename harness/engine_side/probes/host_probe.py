@@ -91,5 +91,7 @@ class HostProbe:
         if self._rows is not None:
             ways = ("device", device, "host", host) if what == "stored" else ("host", host, "device", device)
             self._rows.copied(*ways)
+        beside = getattr(operation, "pool_transfers", None) or ()
+        windows = [one.device_indices for one in beside if one.name == "swa" and one.device_indices is not None]
         message = {"ev": "host", "what": what, "rid": rid, "host": host.tolist(), "device": device.tolist()}
-        self._recorder.put_before(message)
+        self._recorder.put_before({**message, "windows": sum(map(len, windows))})

@@ -16,7 +16,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ import torch
 from ..hooks import ImportHooks
 from .cpu_attention import decode_attention, extend_attention
 from .cpu_delta import chunk_delta_rule
+from .cpu_experts import squared_experts
 from .cpu_hicache import load_layer_of_pages, store_layers_in_pages, transfer_rows
 from .cpu_sampling import renorm_top_k, renorm_top_p, verify_sampled
 from .cpu_tree import build_tree, verify_greedy
@@ -37,7 +38,7 @@ class Replacement:
     """One operation that is not the release's own on this device.
 
     subject: what a check would have to be about to be affected ('tree', 'verify', 'sampled', 'attention', 'cache_locs',
-    'host copies', 'none').
+    'host copies', 'experts', 'none').
     by: 'stand-in' (a replacement kernel of ours), 'stand-in when sampling' (the same, and greedy batches never ask),
     'flag' (SGLang's own Triton kernel, reached by a module flag, interpreted),
     'no-op', 'remap' (same operation, on the device it runs on), 'import stub'.
@@ -122,6 +123,11 @@ class _StubFinder(importlib.abc.MetaPathFinder):
         if name.split(".")[0] in STUB_PACKAGES:
             return importlib.machinery.ModuleSpec(name, _StubLoader(), is_package=True)
         return None
+
+
+def _of_a_copy(forward: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """A forward that may change the fields of its batch, of nobody else's."""
+    return forward(replace(batch), *args, **kwargs)
 
 
 def _unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -253,6 +259,28 @@ class CpuOps:
         what = f"{module.__name__}.ForwardBatch.{argument}"
         self._note(what, "stand-in", "plan", "assumed F-011: eager MTP forwards run with an earlier one's metadata")
 
+    def _patch_layer_batches(self, module: types.ModuleType, argument: str) -> None:
+        """Not a matter of the CPU: MTP layers share a batch, which each pads. Only where a run assumes that they do."""
+        prepare, worker = module.prepare_for_draft_extend, getattr(module, argument)
+        original = worker._draft_extend_for_decode
+
+        def of_every_row(draft_input: Any, *args: Any, **kwargs: Any) -> Any:
+            draft_input.num_tokens_for_logprob_per_req = draft_input.num_tokens_per_req
+            return prepare(draft_input, *args, **kwargs)
+
+        def draft_extend(self: Any, *args: Any, **kwargs: Any) -> Any:
+            for runner in self.draft_runner_list:
+                runner.forward = functools.partial(_of_a_copy, runner.forward)
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                for runner in self.draft_runner_list:
+                    del runner.forward
+
+        module.prepare_for_draft_extend, worker._draft_extend_for_decode = of_every_row, draft_extend  # type: ignore[attr-defined]
+        what = f"{module.__name__}.{argument}._draft_extend_for_decode"
+        self._note(what, "stand-in", "plan", "assumed F-091: MTP layers share a batch that each pads")
+
     def _patch_batch_invariant(self, module: types.ModuleType, argument: str) -> None:
         setattr(module, argument, lambda: None)
         what, why = f"{module.__name__}.{argument}", "wants an accelerator; asked for only where seeds decide"
@@ -349,6 +377,28 @@ class CpuOps:
         self._note(
             f"{module.__name__}.{argument}", "remap", "none", "how many rows a block has; a CPU is one processor"
         )
+
+    def _patch_squared_experts(self, module: types.ModuleType, argument: str) -> None:
+        original, what = getattr(module, argument), f"{module.__name__}.{argument} (relu2)"
+
+        def forward(layer: Any, x: torch.Tensor, choice: Any, config: Any) -> torch.Tensor:
+            if config.activation != "relu2":
+                return original(layer, x, choice, config)
+            if not any(one.operation == what for one in note):
+                self._note(what, "stand-in", "experts", "knows no such activation on a CPU")
+            return squared_experts(layer, x, choice)
+
+        note = self.applied
+        setattr(module, argument, forward)
+
+    def _patch_wide_product(self, module: types.ModuleType, argument: str) -> None:
+        """The router's product, for which torch takes an `out_dtype` on a GPU alone."""
+
+        def product(left: torch.Tensor, right: torch.Tensor, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+            return torch.mm(left, right).to(out_dtype or left.dtype)
+
+        module.torch = _Torch(**{argument: product})  # type: ignore[attr-defined]
+        self._note(f"{module.__name__}: torch.{argument}(out_dtype=)", "remap", "none", "torch has it on a GPU alone")
 
     def _patch_portable_conv(self, module: types.ModuleType, argument: str) -> None:
         """The convolution of Mamba-2 layers, which SGLang imports on named devices only; `argument`: where it is."""
