@@ -13,7 +13,6 @@ from harness.checks import (
     answered,  # noqa: F401
     cached_rows,  # noqa: F401
     copied_states,  # noqa: F401
-    flushed,  # noqa: F401
     host_rows,  # noqa: F401
     inputs,  # noqa: F401
     logprobs,  # noqa: F401
@@ -32,16 +31,14 @@ from harness.checks import (
     windows,  # noqa: F401
 )
 from harness.checks.accepts import usual_draws
-from harness.checks.asked import not_judged
+from harness.checks.asked import not_given, not_judged, not_published, witnessed
 from harness.checks.coverage import check_handshake, compared_enough, coverage_wanted, not_exercised, undrafted
 from harness.checks.evidence import Evidence, gather
 from harness.checks.explained import explained
 from harness.checks.findings import group, kinds, settle
-from harness.checks.given import not_given, not_published
 from harness.checks.registry import CHECKS, CheckResult, run_check
 from harness.checks.routed import routing_ties, usual_routing
 from harness.checks.set_aside import answered_with_errors, set_aside
-from harness.checks.witnessed import witnessed
 from harness.contract import known_issues
 from harness.contract.batches import Part
 from harness.contract.measured import usual_ties
