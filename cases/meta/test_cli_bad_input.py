@@ -281,6 +281,8 @@ REFUSED = {
     "report-one-file": (["report", "runs/latest", "--html", "one", "--markdown", "./one"], "one file: one"),
     "seconds-without-end": (["fuzz", "--seconds", "inf"], "'--seconds': Input should be less than or equal to"),
     "typed-option": (["run", "--enigne", "0.5.11"], "--engine"),
+    "option-before-command": (["--engine", "0.5.13", "run"], "type:  eaglecheck run --engine 0.5.13"),
+    "option-without-command": (["--family", "tree"], "type:  eaglecheck run --family tree"),
     "typed-command": (["runn"], "'run'"),
     "typed-negative": (["matrix", "--nights", "nights", "--seed", "-1"], "'--seed': Input should be greater"),
     "typed-argument-missing": (["recheck"], "RUN"),

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 import sys
+from collections.abc import Container
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -66,6 +68,14 @@ def _given_twice(option: Any, args: list[str]) -> str:
     return f"{typed[0]} is given twice\n  name all in one word:  {typed[0]} {','.join(values)}"
 
 
+def _before_command(args: list[str], commands: Container[str]) -> str:
+    """What to say of an option that stands before the command, and to type."""
+    command = next((one for one in args if one in commands), "")
+    behind = [one for one in args if one != command]
+    typed = shlex.join(["eaglecheck", command, *behind] if command else ["eaglecheck", "run", *args])
+    return f"{args[0]} stands before the command, and options stand behind it\n  type:  {typed}"
+
+
 class Commands(Once):
     """Refuses empty values for every command at once: an empty path would be read as the current folder."""
 
@@ -76,6 +86,8 @@ class Commands(Once):
                 option = empty[1] if empty else before if before.startswith("--") else ""
                 text = f"{option or 'an argument'} is empty: is a variable of your shell not set?"
                 raise typer.Exit(int(say(f"{text}\n  give a value, or leave {option or 'it'} out", Exit.USAGE)))
+        if args and args[0].startswith("--") and args[0] not in ("--help", "--version"):
+            raise typer.Exit(int(say(_before_command(args, self.commands), Exit.USAGE)))
         TYPED.set(list(args))
         return super().parse_args(ctx, args)
 
