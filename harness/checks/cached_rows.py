@@ -18,14 +18,12 @@ from harness.contract.trace import Event
 from harness.contract.types import Divergence, Key, Kind, Phase
 
 
-@register(
-    id="cached",
-    kinds=(Kind.CACHE_SLOT,),
-    reads=("scenario", "engine"),
-    protects="a row of the KV cache holds what was written there until the slot is written again",
-)
+@register(id="cached", kinds=(Kind.CACHE_SLOT,), reads=("scenario", "engine"))
 def check_cached_rows(evidence: Evidence) -> CheckResult:
-    """CACHE_SLOT for each request and forward that reads a slot which holds something else than was written."""
+    """A row of the KV cache holds what was written there until the slot is written again.
+
+    CACHE_SLOT for each request and forward that reads a slot which holds something else than was written.
+    """
     result = CheckResult()
     events = {_moment(event): event for event in evidence.engine.named("changed")}
     pools: dict[tuple[int, str], Pools] = {}
@@ -66,14 +64,12 @@ def _divergence(forward: Forward, pools: Pools, share: tuple[int, str, int, int]
     )
 
 
-@register(
-    id="flushed",
-    kinds=(Kind.CACHE_SLOT,),
-    reads=("scenario", "engine"),
-    protects="no prompt starts from KV that was thrown away: by a flush, with old weights, or with released memory",
-)
+@register(id="flushed", kinds=(Kind.CACHE_SLOT,), reads=("scenario", "engine"))
 def check_flushed(evidence: Evidence) -> CheckResult:
-    """CACHE_SLOT at the first row of a prompt that starts behind what its engine can still hold of it."""
+    """No prompt starts from KV that was thrown away: by a flush, with old weights, or with released memory.
+
+    CACHE_SLOT at the first row of a prompt that starts behind what its engine can still hold of it.
+    """
     result = CheckResult()
     emptied = sorted(event.scheduler_step for event in evidence.engine.events if _empties(event))
     for parts in evidence.parts.values():

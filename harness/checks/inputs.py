@@ -22,14 +22,12 @@ from harness.contract.types import Kind, Phase
 GUESSES = "F-010"
 
 
-@register(
-    id="inputs",
-    kinds=(Kind.TOKEN, Kind.EXTEND_INPUT),
-    reads=("scenario", "engine"),
-    protects="every forward reads the token that belongs there: rotated by one in the draft, proposals in the verify",
-)
+@register(id="inputs", kinds=(Kind.TOKEN, Kind.EXTEND_INPUT), reads=("scenario", "engine"))
 def check_inputs(evidence: Evidence) -> CheckResult:
-    """EXTEND_INPUT for rotated draft rows, TOKEN for everything else."""
+    """Every forward reads the token that belongs there: rotated by one in the draft, proposals in the verify.
+
+    EXTEND_INPUT for rotated draft rows, TOKEN for everything else.
+    """
     result = CheckResult()
     _prompt_rows(evidence, result)
     _rotated_rows(evidence, result)
