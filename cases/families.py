@@ -19,39 +19,28 @@ from cases.fixed_weights import adapter_shapes, weight_shapes
 from cases.fixed_windows import window_shapes
 from harness.contract.scenario import Scenario
 from harness.contract.settings import EngineConfig
-from harness.coverage import Where, names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One kind of draft.
 
-    scenarios: the fixed set that `eaglecheck run --family` drives. boots: the boot configurations generation takes
-    turns on. coverage points: what the fixed set must show; a run in which one did not happen is UNKNOWN, since each is
-    asked for by some scenario.
+    scenarios: the fixed set that `eaglecheck run --family` drives, which asks for what it must show. boots: the boot
+    configurations generation takes turns on.
     """
 
     name: str
     why: str
     scenarios: tuple[Scenario, ...]
     boots: tuple[Boot, ...]
-    coverage_points: tuple[str, ...]
-
-    @property
-    def checkpoints(self) -> tuple[str, ...]:
-        """The tiny pairs it uses, in order of first use."""
-        names = [scenario.checkpoint for scenario in self.scenarios] + [boot.checkpoint for boot in self.boots]
-        return tuple(dict.fromkeys(names))
 
 
 FAMILIES: dict[str, Family] = {}
 
 
-def _family(name: str, why: str, *sets: Iterable[Scenario], shows: str) -> None:
-    """sets: its fixed scenarios. shows: coverage points, in a line."""
+def _family(name: str, why: str, *sets: Iterable[Scenario]) -> None:
     scenarios = tuple(one for each in sets for one in each)
-    points = tuple(shows.split())
-    FAMILIES[name] = Family(name=name, why=why, scenarios=scenarios, boots=OF_FAMILY[name], coverage_points=points)
+    FAMILIES[name] = Family(name=name, why=why, scenarios=scenarios, boots=OF_FAMILY[name])
 
 
 #: Without overlap scheduling a batch that shrinks filters its proposals itself, and their probabilities with them.
@@ -61,11 +50,6 @@ FEW = ("four-together", "chunked-long-prompt", "staggered-arrivals")
 CACHED = (*FEW, "shared-prefix")
 #: The hand-overs that a configuration beside the first is driven through.
 HANDED = ("together", "last-chunk-of-one", "ends-at-once")
-COMMON = "non_final_chunk batch_shrinks batch_grows"
-#: What every family shows of a part of a batch.
-OF_PARTS = "partial_retraction abort_of_some pool_exhausted"
-#: What the default set shows beside those.
-OF_ALL = f"{COMMON} {OF_PARTS} prefix_hit abort_in_decode all_finished_in_one_verify"
 
 
 def _apart(boot: Boot, *, prefix: str = "apart-") -> Iterator[Scenario]:
@@ -88,7 +72,6 @@ _family(
     default_scenarios(),
     of_table("read-twice"),
     _apart(BY_NAME["apart"]),
-    shows=OF_ALL,
 )
 
 _family(
@@ -98,7 +81,6 @@ _family(
     shapes(checkpoint="eagle3-two", spec=HEADS, prefix="two-", only=FEW),
     shapes(checkpoint="eagle3-wide", spec=HEADS, prefix="wide-", only=FEW),
     _apart(BY_NAME["eagle3-apart"]),
-    shows=OF_ALL,
 )
 
 _family(
@@ -113,7 +95,6 @@ _family(
     shapes(spec=BY_NAME["tree"].spec, prefix="three-steps-", only=FEW),
     shapes(spec=BY_NAME["wide-tree"].spec, prefix="three-wide-", only=FEW),
     _apart(BY_NAME["deep-apart"], prefix="five-steps-apart-"),
-    shows=f"{COMMON} {OF_PARTS}",
 )
 
 #: Chunks are whole pages, so a page of 64 needs a longer one.
@@ -126,7 +107,6 @@ _family(
     shapes(spec=TWO_BY_TWO, engine=EngineConfig(page_size=4), prefix="page4-tree-", only=CACHED),
     shapes(**BY_NAME["pages-16-tree"].given, prefix="page16-tree-", only=("four-together",)),
     _apart(BY_NAME["pages-apart"]),
-    shows=f"{COMMON} {OF_PARTS} prefix_hit",
 )
 
 _family(
@@ -136,7 +116,6 @@ _family(
     shapes(checkpoint="mla-tiny", engine=EngineConfig(page_size=4), prefix="page4-", only=CACHED),
     shapes(checkpoint="mla-tiny", spec=TWO_BY_TWO, prefix="tree-", only=FEW),
     _apart(BY_NAME["latent-apart"]),
-    shows=OF_ALL,
 )
 
 _family(
@@ -148,7 +127,6 @@ _family(
     _each("layers-chained", *FEW, "chunk-borders", "finish-together", "abort-midway"),
     _apart(BY_NAME["layers-apart"]),
     parts(BY_NAME["chained-apart"], prefix="chained-apart-", only=("some-taken-back", "some-aborted")),
-    shows=OF_ALL,
 )
 
 _family(
@@ -156,7 +134,6 @@ _family(
     "a KV pool of their own for layers with sliding windows: gpt-oss style with EAGLE-3, MiMo-V2 style with MTP",
     *map(window_shapes, OF_FAMILY["window"]),
     parts(BY_NAME["window-pool"], prefix="window-pool-"),
-    shows=" ".join((COMMON, OF_PARTS, *names(Where.WINDOWS), "prefix_hit")),
 )
 
 _family(
@@ -168,7 +145,6 @@ _family(
         for name in ("cache", "long", "tree", "dense", "mamba", "mamba-cache", "mamba-next")
     ),
     parts(BY_NAME["hybrid-pool"], prefix="hybrid-pool-"),
-    shows=" ".join((COMMON, OF_PARTS, *names(Where.RECURRENT), "abort_in_decode")),
 )
 
 _family(
@@ -176,7 +152,6 @@ _family(
     "a hierarchical cache: evicted, written to the host and storage, loaded back; chains, trees, windows, layers",
     *(host_shapes(boot) for boot in OF_FAMILY["hicache"] if boot.name != "hicache-five"),
     parts(BY_NAME["hicache-five"], prefix="hicache-five-"),
-    shows=" ".join((OF_PARTS, "non_final_chunk", "batch_shrinks", "prefix_hit", *names(Where.HOST))),
 )
 
 _family(
@@ -193,7 +168,6 @@ _family(
         for name in ("long", "tree", "eagle1")
     ),
     of_table("text-pool", **BY_NAME["trained-tight"].given, prefix="tight-"),
-    shows=f"{COMMON} {OF_PARTS} prefix_hit abort_in_decode every_accept_len_seen",
 )
 
 _family(
@@ -201,8 +175,6 @@ _family(
     "requests as texts, with a tokenizer: grammars, thoughts before them, stop strings and patterns",
     held_texts(),
     parts(BY_NAME["texts-five"], prefix="five-"),
-    shows=f"{OF_PARTS} first_token_by_grammar draft_off_grammar constrained_beside_free grammar_ends_text "
-    "stop_string_inside_run ended_by_stop_regex grammar_after_thoughts",
 )
 
 _family(
@@ -215,12 +187,6 @@ _family(
     _ranks("dp-layers", "layers-", "held-back", "uneven-batches"),
     _ranks("dp-layers-head", "layers-head-", "held-back"),
     # How ranks pad is the release's choice, and older ones have no coordination.
-    shows=" ".join(
-        (
-            *(one for one in names(Where.RANKS) if not one.startswith("padded_") and one != "verify_beside_prefill"),
-            OF_PARTS,
-        )
-    ),
 )
 
 _family(
@@ -231,7 +197,6 @@ _family(
     _each("tp-eagle3 tp-latent tp-tree tp-layers tp-four", "four-together", "chunked-long-prompt"),
     _ranks("tp-below-dp", "tp-below-dp-", "uneven-batches"),
     parts(BY_NAME["tp-five"], prefix="tp-five-"),
-    shows=f"{COMMON} {OF_PARTS} prefix_hit abort_in_decode retract_resume",
 )
 
 _family(
@@ -242,7 +207,6 @@ _family(
         *("four-together", "staggered-arrivals", "shared-prefix", "retracted"),
     ),
     parts(BY_NAME["adaptive-pool"], prefix="adaptive-pool-"),
-    shows=f"{OF_PARTS} batch_shrinks batch_grows prefix_hit retract_resume",
 )
 
 _family(
@@ -253,7 +217,6 @@ _family(
         for name in ("mixed", "mixed-eagle3", "mixed-tree")
     ),
     parts(BY_NAME["mixed-five"], prefix="mixed-five-"),
-    shows=f"{OF_PARTS} mixed_batch non_final_chunk batch_grows prefix_hit retract_resume",
 )
 
 _family(
@@ -261,7 +224,6 @@ _family(
     "weights that change while SGLang serves, and memory given back: EAGLE, EAGLE-3, MTP, latents, TP ranks",
     *map(weight_shapes, OF_FAMILY["weights"]),
     parts(BY_NAME["weights-five"], prefix="weights-five-"),
-    shows=" ".join((*names(Where.UPDATED), OF_PARTS)),
 )
 
 _family(
@@ -269,7 +231,6 @@ _family(
     "LoRA adapters on the target, requests with and without them in one batch: EAGLE chains and trees, EAGLE-3",
     *(adapter_shapes(BY_NAME[name]) for name in ("lora", "lora-tree", "lora-eagle3")),
     parts(BY_NAME["lora-five"], prefix="lora-five-"),
-    shows=f"{OF_PARTS} adapters_in_one_batch non_final_chunk batch_grows prefix_hit retract_resume",
 )
 
 _family(
@@ -280,7 +241,6 @@ _family(
         *("four-together", "chunked-long-prompt", "staggered-arrivals", "retracted"),
     ),
     parts(BY_NAME["hot-five"], prefix="hot-five-"),
-    shows=f"{COMMON} {OF_PARTS} retract_resume",
 )
 
 _family(
@@ -293,9 +253,6 @@ _family(
     of_table("handoff", **BY_NAME["pd-five"].given, prefix="apart-", only=HANDED),
     parts(BY_NAME["pd-five"], prefix="apart-"),
     # Before 0.5.23 no decode side that speculates may keep a prefix cache, or survives a late write: in files.
-    shows=" ".join(
-        (*(one for one in names(Where.HANDOFF) if one not in ("prefix_on_decode_side", "late_write")), OF_PARTS)
-    ),
 )
 
 _family(
@@ -304,7 +261,6 @@ _family(
     of_table("handoff-ranks", **BY_NAME["pd-ranks"].given, prefix="ranks-"),
     of_table("handoff-ranks", **BY_NAME["pd-ranks-five"].given, prefix="five-"),
     parts(BY_NAME["pd-ranks-five"], prefix="five-"),
-    shows=" ".join((*names(Where.HANDOFF_RANKS), OF_PARTS, "prebuilt_all_finished failed_transfer abort_in_transfer")),
 )
 
 #: What a test session drives of families it was not asked for.
