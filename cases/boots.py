@@ -556,11 +556,7 @@ PD_BOOTS = _boots(
 )
 _RANKED = _but(PAIR, dp_size=2, tp_size=2)
 RANKED_PAIR, RANKED_FIVE = _boots(
-    (
-        "pd-ranks",
-        "two engines, the decode side with DP attention over two ranks",
-        *("qwen3-tiny", HEADS, _RANKED),
-    ),
+    ("pd-ranks", "two engines, the decode side with DP attention over two ranks", *("qwen3-tiny", HEADS, _RANKED)),
     ("pd-ranks-five", "the same with a head of its own, and five steps", "qwen3-apart", HEADS_OF_FIVE, _RANKED),
     since=V2,
 ).values()

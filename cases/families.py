@@ -202,10 +202,7 @@ _family(
 _family(
     "adaptive",
     "a number of draft steps that changes while SGLang serves, none included: EAGLE, and EAGLE-3 over pages",
-    _each(
-        "adaptive adaptive-eagle3",
-        *("four-together", "staggered-arrivals", "shared-prefix", "retracted"),
-    ),
+    _each("adaptive adaptive-eagle3", *("four-together", "staggered-arrivals", "shared-prefix", "retracted")),
     parts(BY_NAME["adaptive-pool"], prefix="adaptive-pool-"),
 )
 
@@ -236,10 +233,7 @@ _family(
 _family(
     "token-map",
     "EAGLE drafts that propose some tokens only (FR-Spec): chains and trees",
-    _each(
-        "hot-tokens hot-tree",
-        *("four-together", "chunked-long-prompt", "staggered-arrivals", "retracted"),
-    ),
+    _each("hot-tokens hot-tree", *("four-together", "chunked-long-prompt", "staggered-arrivals", "retracted")),
     parts(BY_NAME["hot-five"], prefix="hot-five-"),
 )
 

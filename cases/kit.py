@@ -168,12 +168,7 @@ TEMPLATES: dict[str, Template] = {}
 
 
 def template(
-    *,
-    fits: Callable[[Boot], bool],
-    certain: bool = True,
-    roams: bool = False,
-    texts: bool = False,
-    often: bool = False,
+    *, fits: Callable[[Boot], bool], certain: bool = True, roams: bool = False, texts: bool = False, often: bool = False
 ) -> Callable[[Callable[[Kit], Opening]], Callable[[Kit], Opening]]:
     """Decorator: the function's name is the coverage point's name, or one of its own where it is not certain."""
 

@@ -520,10 +520,7 @@ NEW = {
         (OLD | {"spec": {"num_steps": 0}}, "spec.num_steps: found 0\n  allowed: a whole number from 1 to 16"),
         (OLD | {"spec": {"kk": 3}}, "spec.kk: unknown key 'kk'; did you mean 'k'?\n  allowed keys: algorithm, k, t"),
         (FAULTY, "script.0: op 'fault' needs 'name'"),
-        (
-            OLD | {"requests": [{"rid": "a"}]},
-            "requests.0.prompt: it is missing\n  allowed keys: rid, prompt",
-        ),
+        (OLD | {"requests": [{"rid": "a"}]}, "requests.0.prompt: it is missing\n  allowed keys: rid, prompt"),
         (
             NEW | {"script": [{"kind": "step", "count": 0}]},
             "script.0.count: found 0\n  allowed: a whole number from 1 to 10000",

@@ -133,12 +133,7 @@ def test_acts_on_the_values_of_a_site(name, values, expected):
         ("become", {"field": "loads", "value": False, "of": "draft"}, {"loads": [True], "draft": [False]}, {}),
         ("become", {"field": "top_ps", "value": 1.0}, {}, {}),
         ("moved", {"field": "limit", "by": -1}, {"limit": [3]}, {"limit": [2]}),
-        (
-            "of_neighbour",
-            {"field": "nodes final"},
-            SAMPLED,
-            {"nodes": [[0.25], [0.5]], "final": [1.0, 0.125]},
-        ),
+        ("of_neighbour", {"field": "nodes final"}, SAMPLED, {"nodes": [[0.25], [0.5]], "final": [1.0, 0.125]}),
         ("of_neighbour", {"field": "ids", "by": 1}, {"ids": [5, 6, 7]}, {"ids": [7, 5, 6]}),
         ("mirrored", {"field": "counts"}, {"counts": [3, 0]}, {"counts": [0, 3]}),
         ("mirrored", {"field": "counts"}, {}, {}),
@@ -152,10 +147,7 @@ def test_acts_on_the_value_that_a_mutant_names(name, args, values, expected):
 
 def test_narrow_mask_loses_a_column_of_every_row_and_keeps_its_length():
     shares = [Share("a", 0, 2, 1), Share("b", 2, 2, 2)]  # rows of 1 + 2 and 2 + 2 columns
-    values = {
-        "mask": [11, 12, 13, 21, 22, 23, 31, 32, 33, 34, 41, 42, 43, 44],
-        "next_token": [[1, -1], [1, -1]],
-    }
+    values = {"mask": [11, 12, 13, 21, 22, 23, 31, 32, 33, 34, 41, 42, 43, 44], "next_token": [[1, -1], [1, -1]]}
     made = ran("mask_narrow", values, scene(shares=shares))
     assert made == {"mask": [12, 13, 22, 23, 32, 33, 34, 42, 43, 44, 0, 0, 0, 0]}
 

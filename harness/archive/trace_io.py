@@ -22,14 +22,7 @@ from harness.archive.trace_faults import TraceError, check_version, damaged, fol
 from harness.contract import plain_files
 from harness.contract.json_files import BadDocument, NotJSON, parsed, validated
 from harness.contract.settings import MOST_STEPS, POOL, POOL_IS
-from harness.contract.trace import (
-    TRACE_SCHEMA,
-    Event,
-    RequestEnd,
-    RoundRecord,
-    Rows,
-    Trace,
-)
+from harness.contract.trace import TRACE_SCHEMA, Event, RequestEnd, RoundRecord, Rows, Trace
 
 SIDES = ("engine", "reference")
 

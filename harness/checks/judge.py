@@ -74,10 +74,7 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
     result.unknown += _drowned(result)
     hits = frozenset(who for who, parts in evidence.parts.items() if _from_cache(parts[0]))
     settled = partial(
-        settle,
-        scheduler_steps=evidence.scheduler_steps,
-        prefix_hits=hits,
-        explained=explained(reference).values(),
+        settle, scheduler_steps=evidence.scheduler_steps, prefix_hits=hits, explained=explained(reference).values()
     )
     divergences = settled(result.divergences)
     if any(found.hint == ranks.LOST for found in divergences):

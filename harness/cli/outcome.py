@@ -122,10 +122,7 @@ def termination_as_interrupt() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept(
-    target: str | None,
-    document: Callable[[KeyboardInterrupt], dict[str, Any]],
-    *,
-    left: Callable[[], str] = lambda: "",
+    target: str | None, document: Callable[[KeyboardInterrupt], dict[str, Any]], *, left: Callable[[], str] = lambda: ""
 ) -> Iterator[None]:
     """While this block runs, an interrupt writes `document` (of what there is) to the --json target before it goes on.
 
