@@ -61,7 +61,7 @@ def attempt(command: Callable[[], Exit]) -> Exit:
         with termination_as_interrupt():
             return command()
     except KeyboardInterrupt as stop:
-        return say("; ".join([str(stop) or "interrupted", *_notes(stop)]), Exit.UNKNOWN)
+        return say("\n  ".join([str(stop) or "interrupted", *_notes(stop)]), Exit.UNKNOWN)
     except (BrokenPipeError, SystemExit):  # rich makes the one into the other, with the exit code of a divergence
         return _reader_gone()
     except (typer.Exit, typer.Abort):
