@@ -129,7 +129,7 @@ _QUEUE = program(
 
 _POOL = program(
     "outgrown-together",
-    "a 30@321 new=38, b 27@322 new=39, c 22@323 new=40",
+    "a 30@321 new=38 stop=511, b 27@322 new=39 stop=511, c 22@323 new=40 stop=511",
     "submit a b c",
     wants="pool_exhausted",
     **_SMALL,
