@@ -118,16 +118,12 @@ def write_trace(folder: Path, trace: Trace) -> list[Path]:
 
     files = trace_files(folder, trace.side)
     files["tensors"].parent.mkdir(parents=True, exist_ok=True)
-    plain_files.replace(
-        files["tensors"], safetensors.numpy.save(_contiguous(trace.tensors), metadata={"trace": str(TRACE_SCHEMA)})
-    )
+    tensors = {name: np.ascontiguousarray(one, dtype=np.float32) for name, one in sorted(trace.tensors.items())}
+    metadata = {"trace": str(TRACE_SCHEMA)}
+    plain_files.replace(files["tensors"], safetensors.numpy.save(tensors, metadata=metadata))
     plain_files.replace(files["rows"], rows_bytes(trace.rows))
     plain_files.replace(files["json"], _head_bytes(trace))
     return list(files.values())
-
-
-def _contiguous(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: np.ascontiguousarray(tensor, dtype=np.float32) for name, tensor in sorted(tensors.items())}
 
 
 def _head_bytes(trace: Trace) -> bytes:

@@ -65,7 +65,7 @@ def _proposal_rows(evidence: Evidence, result: CheckResult) -> None:
         for index in steps:
             if evidence.table.ints["step"][index] == 0 and proposals is not None:
                 slot = evidence.table.ints["slot"][index]
-                _token(evidence, index, _at(proposals[0], slot), "not-the-first-proposal", result)
+                _token(evidence, index, next(iter(proposals[0][slot:]), None), "not-the-first-proposal", result)
         _later_steps(evidence, steps, result)
     for share, nodes in evidence.table.each(Phase.VERIFY):
         committed = evidence.text(share).get(share[3])
@@ -74,10 +74,6 @@ def _proposal_rows(evidence: Evidence, result: CheckResult) -> None:
                 _token(evidence, index, committed, "root-is-not-last-committed", result)
         if evidence.scenario.spec.eagle_topk == 1:
             _chain_nodes(evidence, share, nodes, first_proposals.get(share), result)
-
-
-def _at(values: list[int], where: int) -> int | None:
-    return values[where] if where < len(values) else None
 
 
 def _first_proposals(evidence: Evidence) -> dict[Share, list[list[int]]]:
