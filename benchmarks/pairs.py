@@ -168,7 +168,7 @@ def _why(folder: Path, found: dict[str, Any], document: dict[str, Any]) -> str:
         scenario=catalogue.read_scenario(folder / "scenario.json"),  # the generated ones are of the same engine
         release=found["engine"],
         device="cpu",
-        draft=draft_facts((folder / "draft").resolve()),
+        draft=draft_facts(folder / "target", (folder / "draft").resolve()),
     )
     pages = {root: [f"[{one.id}](../findings/{one.id}.md)" for one in known.get(root, ())] for root in roots}
     said = [", ".join([f"`{root}`", *pages[root]]) for root in roots]

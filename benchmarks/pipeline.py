@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +30,9 @@ from harness.engines.launch import NO_MULTICAST, build_launch
 
 #: SGLang's own switch; without it, it takes a pipeline on a prefill side alone.
 SWITCH = {"SGLANG_ENABLE_PP_SPEC": "1", **NO_MULTICAST}
-SECONDS = 150.0
+SECONDS = 200.0
+#: After so long in one batch SGLang says where it is, and ends.
+WATCHDOG = 100
 
 
 def asked(graphs: bool) -> Scenario:
@@ -43,7 +46,7 @@ def asked(graphs: bool) -> Scenario:
         update={
             "requests": (*alone, *together),
             "script": (*ops, submit(*(one.rid for one in together)), DRAIN),
-            "engine": EngineConfig(overlap_schedule=False, cuda_graph=graphs, mem_fraction_static=0.05),
+            "engine": EngineConfig(overlap_schedule=False, cuda_graph=graphs),
             "wants": (),
         }
     )
@@ -61,11 +64,10 @@ def begun(scenario: Scenario, texts: Sequence[Sequence[int]]) -> Scenario:
 def fared(scenario: Scenario, *, version: str, stages: int) -> Bare:
     """How SGLang fares with so many stages."""
     target, draft = checkpoint_pairs([scenario], device="cuda")[scenario.checkpoint]
-    engine = scenario.engine.model_copy(update={"server_args": {"pp_size": stages}})
-    launch = build_launch(
-        env=envs.ensure(version, print), spec=scenario.spec, engine=engine, target=target, draft=draft, device="cuda"
-    )
-    launch = replace(launch, boot={**launch.boot, "environment": launch.boot["environment"] | SWITCH})
+    env, engine = envs.ensure(version, print), scenario.engine
+    launch = build_launch(env=env, spec=scenario.spec, engine=engine, target=target, draft=draft, device="cuda")
+    own = {"environment": SWITCH, "arguments": {"pp_size": stages, "watchdog_timeout": WATCHDOG}}
+    launch = replace(launch, boot=launch.boot | {name: launch.boot[name] | more for name, more in own.items()})
     with tempfile.TemporaryDirectory(prefix="eaglecheck-pipeline-") as folder:
         found = run_bare(launch, scenario, folder=Path(folder), seconds=SECONDS)
         if found.texts is None:
@@ -79,7 +81,8 @@ def main() -> int:
     parser.add_argument("--graphs", action="store_true")
     args = parser.parse_args()
     scenario = asked(args.graphs)
-    two, one = (fared(scenario, version=args.engine, stages=stages) for stages in (2, 1))
+    with ThreadPoolExecutor() as side_by_side:
+        two, one = side_by_side.map(lambda stages: fared(scenario, version=args.engine, stages=stages), (2, 1))
     later = one if one.texts is None else fared(begun(scenario, one.texts), version=args.engine, stages=1)
     if two.texts is None or one.texts is None or later.texts is None:
         print(f"no verdict: two stages {two.why or 'ran'} {two.sites}; one {one.why or later.why or 'ran'}")

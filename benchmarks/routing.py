@@ -3,9 +3,10 @@
     python -m benchmarks.routing PAIR... --engine 0.5.23
 
 PAIR is a folder with `target` (its routers called mlp.gate) and `draft`. The same traces are judged with near ties
-followed, as `eaglecheck run` does; without; and by a reference one of whose routers is 15 % wrong, where some must
-fail. `run` takes no bfloat16 on a CPU: dense pairs and these were tried there, others were not. Prints a Markdown
-table; exits 1 unless the first of the three alone passes all.
+followed, as `eaglecheck run` does; without; and by references one of whose routers is 15 % wrong, each router in turn,
+where some must fail. A draft that reads features (EAGLE-3) shows no state behind the last of them: a router there shows
+in logits alone. `run` takes no bfloat16 on a CPU: dense pairs and these were tried there, others were not. Prints a
+Markdown table; exits 1 unless the first of them alone passes all.
 """
 
 from __future__ import annotations
@@ -61,16 +62,16 @@ def judged(plan: Plan, traces: Sequence[Trace], target: Path, draft: Path) -> li
     ]
 
 
-def misrouted(target: Path, folder: Path) -> Path:
-    """A copy of a target, with errors in the weights of its last router but one."""
-    copytree(target, folder)
-    file = folder / "model.safetensors"
-    tensors, random = load_file(file), torch.Generator().manual_seed(1)
-    name = sorted(name for name in tensors if name.endswith("mlp.gate.weight"))[-2]
-    errors = WRONG * torch.randn(tensors[name].shape, generator=random)
-    tensors[name] = (tensors[name].float() * (1 + errors)).to(tensors[name].dtype)
-    save_file(tensors, file, metadata={"format": "pt"})
-    return folder
+def misrouted(target: Path, place: Path) -> Iterator[tuple[str, Path]]:
+    """Copies of a target, each with errors in the weights of one router; its name and the folder."""
+    tensors = load_file(target / "model.safetensors")
+    for name in sorted(name for name in tensors if name.endswith("mlp.gate.weight")):
+        folder, random = place / name, torch.Generator().manual_seed(1)
+        copytree(target, folder)
+        errors = WRONG * torch.randn(tensors[name].shape, generator=random)
+        wrong = (tensors[name].float() * (1 + errors)).to(tensors[name].dtype)
+        save_file({**tensors, name: wrong}, folder / "model.safetensors", metadata={"format": "pt"})
+        yield name, folder
 
 
 def line(pair: Path, how: str, results: Sequence[ScenarioResult]) -> str:
@@ -97,9 +98,9 @@ def lines(folder: Path, release: str, place: Path) -> Iterator[tuple[str, bool]]
     with patch.object(oracle, "leant", lambda truth, *_: truth):
         plain = judged(plan, traces, target, draft)
     yield line(folder, "not followed", plain), any(one.verdict.outcome is Outcome.FAIL for one in plain)
-    other = misrouted(target, place / folder.name)
-    wrong = judged(plan, traces, other, other if draft == target else draft)
-    yield line(folder, "by a wrong router", wrong), any(one.verdict.outcome is Outcome.FAIL for one in wrong)
+    for name, other in misrouted(target, place / folder.name):
+        wrong = judged(plan, traces, other, other if draft == target else draft)
+        yield line(folder, f"`{name}` wrong", wrong), any(one.verdict.outcome is Outcome.FAIL for one in wrong)
 
 
 def main() -> int:

@@ -299,7 +299,9 @@ WINDOWED = _boots(
 
 #: The prefix cache keeps states where texts and chunks end; under overlap scheduling, every so many tokens.
 UNBUFFERED = EngineConfig(overlap_schedule=False)
-#: Targets with recurrent states; 0.5.17's pool of them names the device "cuda", and ends an engine on a CPU.
+#: Else SGLang tunes kernels of flashinfer's for the experts of Nemotron-H, which not every machine has.
+OF_NEMOTRON = {"server_args": {"moe_runner_backend": "triton"}}
+#: Targets with recurrent states.
 RECURRENT = _boots(
     ("hybrid", "a chain of three steps, no prefix cache", "hybrid-tiny", CHAIN, UNCACHED),
     ("hybrid-cache", "the same with the prefix cache", "hybrid-tiny", CHAIN, UNBUFFERED),
@@ -307,12 +309,12 @@ RECURRENT = _boots(
     ("hybrid-tree", "two candidates a step, two steps", "hybrid-tiny", TWO_BY_TWO, UNCACHED),
     ("hybrid-pool", "a pool that a few requests outgrow", "hybrid-tiny", CHAIN, _but(UNBUFFERED, **OUTGROWN)),
     ("hybrid-dense", "Qwen3.5 style, the prefix cache", "hybrid-dense", CHAIN, UNBUFFERED),
-    ("hybrid-mamba", "Nemotron-H style, no prefix cache", "hybrid-mamba", CHAIN, UNCACHED),
-    ("hybrid-mamba-cache", "the same with the prefix cache", "hybrid-mamba", CHAIN, UNBUFFERED),
+    ("hybrid-mamba", "Nemotron-H style, no prefix cache", "hybrid-mamba", CHAIN, _but(UNCACHED, **OF_NEMOTRON)),
+    ("hybrid-mamba-cache", "the same with the prefix cache", *("hybrid-mamba", CHAIN, _but(UNBUFFERED, **OF_NEMOTRON))),
     (
         "hybrid-mamba-next",
         "Nemotron-H style with experts and a next-token layer, no prefix cache",
-        *("hybrid-mamba-next", CHAIN, _but(UNCACHED, server_args={"moe_runner_backend": "triton"})),
+        *("hybrid-mamba-next", CHAIN, _but(UNCACHED, **OF_NEMOTRON)),
     ),
     why="recurrent states: ",
     since="0.5.23",
@@ -463,7 +465,7 @@ ADAPTIVE_BOOTS = _boots(
         "the same with an EAGLE-3 head, over pages of four tokens",
         *("eagle3-tiny", ADAPTIVE.model_copy(update={"algorithm": "EAGLE3"}), _paged(4)),
     ),
-    ("adaptive-pool", "the first on a pool that a few requests outgrow", CHECKPOINT, ADAPTIVE, TIGHT),
+    ("adaptive-pool", "the first on a pool that a few requests outgrow", "eagle-apart", ADAPTIVE, TIGHT),
     since="0.5.23",
 )
 
@@ -498,7 +500,7 @@ TP_BOOTS = _boots(
     ("tp-layers", "two TP ranks, three MTP layers", "mtp-tiny", MTP, _but(TP, radix_cache=False), "0.5.17"),
     ("tp-four", "four TP ranks, a KV head each", "qwen3-four", HEADS, _but(TP, tp_size=4)),
     ("tp-below-dp", "two DP ranks of two TP ranks each", "qwen3-four", HEADS, _but(TP, tp_size=4, dp_size=2)),
-    ("tp-five", "two TP ranks, five steps, a pool that is outgrown", CHECKPOINT, _chain(5), _but(TP, **OUTGROWN)),
+    ("tp-five", "two TP ranks, five steps, a pool that is outgrown", "eagle-apart", _chain(5), _but(TP, **OUTGROWN)),
     since=V2,
 )
 
@@ -513,7 +515,7 @@ def _hot(spec: SpecConfig) -> SpecConfig:
 HOT_BOOTS = _boots(
     ("hot-tokens", "a chain that proposes two of three tokens (FR-Spec)", CHECKPOINT, _hot(CHAIN), PLAIN),
     ("hot-tree", "the same with two candidates a step, two steps", CHECKPOINT, _hot(TWO_BY_TWO), PLAIN),
-    ("hot-five", "the first with five steps, on a pool that is outgrown", CHECKPOINT, _hot(_chain(5)), TIGHT),
+    ("hot-five", "the first with five steps, on a pool that is outgrown", "eagle-apart", _hot(_chain(5)), TIGHT),
 )
 
 ADAPTED = EngineConfig(lora_paths=("first", "second"))
@@ -521,7 +523,11 @@ ADAPTER_BOOTS = _boots(
     ("lora", "a chain of three steps", CHECKPOINT, CHAIN, ADAPTED),
     ("lora-tree", "two candidates a step", CHECKPOINT, TWO_BY_TWO, ADAPTED),
     ("lora-eagle3", "an EAGLE-3 head over pages", "eagle3-tiny", HEADS, _but(ADAPTED, page_size=4)),
-    ("lora-five", "five steps, on a pool that is outgrown", CHECKPOINT, _chain(5), _but(ADAPTED, **OUTGROWN)),
+    (
+        "lora-five",
+        "an EAGLE-3 head of five steps, on a pool that is outgrown",
+        *("eagle3-apart", HEADS_OF_FIVE, _but(ADAPTED, **OUTGROWN)),
+    ),
     why="two LoRA adapters: ",
     since=FIRST_MIXED,
 )

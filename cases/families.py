@@ -138,7 +138,7 @@ _family(
 
 _family(
     "recurrent",
-    "recurrent states: Qwen3-Next and Qwen3.5 style targets with their MTP layer, Nemotron-H style ones with EAGLE",
+    "recurrent states: Qwen3-Next and Qwen3.5 style targets with their MTP layer, Nemotron-H style with either",
     recurrent_shapes(BY_NAME["hybrid"], only=SHAPES),
     *(
         recurrent_shapes(BY_NAME[f"hybrid-{name}"])

@@ -80,8 +80,9 @@ def _mlp(noise: Noise, recipe: MambaRecipe) -> Weights:
     }
 
 
-def _experts(noise: Noise, recipe: NextMambaRecipe) -> Weights:
+def _experts(noise: Noise, recipe: MambaRecipe) -> Weights:
     """A shared MLP, as others have it, and routed ones that add half as much in all."""
+    assert isinstance(recipe, NextMambaRecipe), "the only one whose pattern has experts"
     r, unit = recipe, recipe.hidden**-0.5
     made: Weights = {
         "gate.weight": noise.draw(r.experts, r.hidden, std=unit),

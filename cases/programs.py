@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cases.boots import BY_NAME, HEADS, MTP, OUTGROWN
+from cases.boots import BY_NAME, HEADS, MTP, OF_NEMOTRON, OUTGROWN
 from cases.fixed import (
     CHAIN,
     CHECKPOINT,
@@ -147,9 +147,10 @@ _WINDOWS = program(
 )
 
 
-def _recurrent(name: str, checkpoint: str, *, longer: int) -> Scenario:
+def _recurrent(name: str, checkpoint: str, *, longer: int, **engine: Any) -> Scenario:
+    boot: dict[str, Any] = {"checkpoint": checkpoint, "radix_cache": False, **engine}
     requests = f"a 19@411 new=14, b 9@412 new={longer}"
-    return program(name, requests, "submit a b", wants="batch_shrinks", checkpoint=checkpoint, radix_cache=False)
+    return program(name, requests, "submit a b", wants="batch_shrinks", **boot)
 
 
 _SAMPLED = program(
@@ -282,7 +283,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "pool": (_POOL,),
     "window": (_WINDOWS,),
     "recurrent": (_recurrent("recurrent", "hybrid-tiny", longer=17),),
-    "mamba": (_recurrent("recurrent-mamba", "hybrid-mamba", longer=40),),
+    "mamba": (_recurrent("recurrent-mamba", "hybrid-mamba", longer=40, **OF_NEMOTRON),),
     "host": tuple(one for one in host_shapes(BY_NAME["hicache"]) if one.name == "hicache-again"),
     "storage": tuple(host_shapes(BY_NAME["hicache-storage"])[:1]),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),

@@ -255,7 +255,7 @@ class NextMambaRecipe(MambaRecipe):
 
     pattern: str = "M*EM-"
     next_pattern: str = "*E"
-    experts: int = 3
+    experts: int = 5
     expert_width: int = 88
     scaling: float = 1.5
     expert_gain: float = 0.03

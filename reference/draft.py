@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -41,8 +42,12 @@ def ancestors_only(step: int, parents: Sequence[int]) -> Sequence[int]:
     return parents
 
 
-def rotate(tokens: Tensor, start: int, stop: int) -> Tensor:
-    """Input ids int64 [stop-start] of draft rows start..stop-1 of `tokens` int64 [T]: row j carries tokens[j+1].
+#: Ids, wherever they are.
+Tokens = TypeVar("Tokens", Tensor, Sequence[int])
+
+
+def rotate(tokens: Tokens, start: int, stop: int) -> Tokens:
+    """Input ids [stop-start] of draft rows start..stop-1 of `tokens` [T]: row j carries tokens[j+1].
 
     The head at row j predicts the feature of j+1 from the feature of j and the token that was really chosen at j+1.
     The same rule serves a prompt chunk [start, stop) and the tokens a verify committed. The last row of a final chunk
@@ -207,7 +212,9 @@ class _Round:
         self.tokens += beams.input_ids
         self.positions += [self.committed + i] * self.t
         self.origins += [-1 if beam < 0 else before + beam for beam in self.attended]
-        self.hidden.append(self.output[[max(parent, 0) for parent in beams.parents]])
+        rows = [max(parent, 0) for parent in beams.parents]
+        there = rows == list(range(len(self.output)))  # a list of rows goes to a card, and waits for it
+        self.hidden.append(self.output if there else self.output[rows])
 
     def chosen(self, best_of: Proposals) -> Proposals:
         """What the newest rows propose, where their best are `best_of` and nobody else proposed."""

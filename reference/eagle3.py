@@ -33,6 +33,8 @@ from reference.model import DecoderLayer, Target, linear, on_target, rms_norm
 #: What the first layer is called.
 PREFIXES = ("midlayer.", "layers.0.", "model.midlayer.", "model.layers.0.")
 
+#: The key that names the layers of the target.
+LAYERS = "eagle_aux_hidden_state_layer_ids"
 #: What NVIDIA's heads say in eagle_config, and what of it is built here.
 BUILT: dict[str, object] = {
     "use_aux_hidden_state": True,
@@ -74,15 +76,9 @@ class Variant:
         for key, only in BUILT.items():
             nested.refuse(key, but=only)
         nested.get("parallel_draft_heads_num_layers")  # of more than one parallel step
-        ids = "eagle_aux_hidden_state_layer_ids"
-        places = [list(found) for found in (nested.get(ids), keys.get(ids)) if found is not None]
-        if len(places) == 2 and places[0] != places[1]:
-            raise CheckpointError(f"{ids} is {places[0]} in eagle_config and {places[1]} beside it; expected one")
-        states = _states(places[0] if places else None, target.layers)
+        states = _states(nested.get(LAYERS), keys.get(LAYERS), target.layers)
         if (count := keys.get("num_aux_hidden_states", len(states))) != len(states):
-            raise CheckpointError(
-                f"num_aux_hidden_states is {count}; expected {len(states)}, of layers before {states}"
-            )
+            raise CheckpointError(f"num_aux_hidden_states is {count}; expected {len(states)}, one for each layer named")
         return Variant(
             states=states,
             target_hidden=width,
@@ -95,11 +91,23 @@ class Variant:
         )
 
 
-def _states(layers: list[int] | None, count: int) -> tuple[int, ...]:
-    """Feature states from layer ids, or the default: what layers 2, L/2 and L-3 read, low, middle and high."""
-    states = [layer + 1 for layer in layers] if layers else [2, count // 2, count - 3]
-    if not states or states != sorted(set(states)) or not 1 <= states[0] <= states[-1] < count:
-        named = "the default layers" if not layers else f"eagle_aux_hidden_state_layer_ids {layers}"
+def _states(nested: list[int] | None, beside: list[int] | None, count: int) -> tuple[int, ...]:
+    """Feature states from layer ids, or the default: what layers 2, L/2 and L-3 read, low, middle and high.
+
+    nested: of eagle_config, where SpecForge and ModelOpt name layers whose output is read; beside: of the config
+    itself, where speculators and vLLM name those whose input is.
+    """
+    default = [2, count // 2, count - 3]
+    if nested and beside and nested != beside:
+        raise CheckpointError(f"{LAYERS} is {nested} in eagle_config and {beside} beside it; expected one")
+    if nested and list(nested) == default:
+        raise CheckpointError(
+            f"eagle_config.{LAYERS} is {nested}, the default layers by their inputs; whether those or their outputs "
+            "are meant is said nowhere (SGLang reads the former of some targets, the latter of others)"
+        )
+    states = [layer + 1 for layer in nested] if nested else beside or default
+    if states != sorted(set(states)) or not 1 <= states[0] <= states[-1] < count:
+        named = f"{LAYERS} {nested or beside}" if nested or beside else "the default layers"
         raise CheckpointError(
             f"{named} do not name ascending layers 0..{count - 2} of the target's {count}; "
             "expected different ids, lowest first"

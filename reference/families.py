@@ -7,7 +7,7 @@ compute anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from reference.mixtures import (
     read_qwen,
     read_sigmoid,
 )
-from reference.mla import Latent, LatentAttention
+from reference.mla import AllChosen, Latent, LatentAttention
 from reference.model import Attends, DecoderLayer, PaperTarget, Target
 from reference.nextn import ERNIE, MIMO, QWEN, Join, NextNHead, behind
 from reference.rotation import Rotation, read_rotation, scaling_of
@@ -46,6 +46,7 @@ class Family:
     """What a config describes. attention: of layer i. centred: norms are stored less one.
 
     join, draft: its next-token layer's parts, and the prefix of that layer's weights. alone: nothing else is there.
+    unread: a part of the names of tensors that decide nothing here.
     """
 
     config: Config
@@ -55,6 +56,7 @@ class Family:
     join: Join | None = None
     draft: str = ""
     alone: bool = False
+    unread: str | None = None
 
     def weights(self, path: Path, dtype: torch.dtype, device: torch.device | str) -> Weights:
         """The folder's tensors, norms as they are multiplied."""
@@ -65,6 +67,11 @@ class Family:
         parts = name.split(".")
         behind_last = parts[:2] == ["model", "layers"] and int(parts[2]) >= self.config.layers
         return behind_last or name.startswith(("mtp.", "model.mtp_"))
+
+    def all_taken(self, weights: Weights, *, but: Iterable[str]) -> None:
+        """CheckpointError for a tensor that nobody took and that neither is among these nor decides nothing."""
+        ignored = [] if self.unread is None else [name for name in weights if self.unread in name]
+        weights.all_taken(but=[*but, *ignored])
 
     def layer(self, weights: Weights, prefix: str, number: int | None) -> DecoderLayer:
         """Decoder layer `number`, whose weights start with `prefix`; None is the next-token layer."""
@@ -244,6 +251,21 @@ def read_deepseek(raw: Raw) -> Family:
     )
 
 
+def read_deepseek_sparse(raw: Raw) -> Family:
+    """DeepSeek-V3.2 (arXiv 2512.02556, section 2.1): V3 with an indexer, which decides nothing where it chooses all."""
+    for key in ("index_n_heads", "index_head_dim"):
+        raw.get(key)
+    family, most = read_deepseek(raw), raw["index_topk"]
+    latent = Latent.read(raw)
+    return replace(
+        family,
+        attention=lambda weights, prefix, number: AllChosen(
+            LatentAttention(weights, f"{prefix}self_attn.", latent), most
+        ),
+        unread=".self_attn.indexer.",
+    )
+
+
 def read_mimo(raw: Raw) -> Family:
     """MiMo-7B: Qwen2's arithmetic."""
     _no_window(raw)
@@ -290,6 +312,7 @@ ALONE = "NextN"
 FAMILIES: dict[str, Callable[[Raw], Family]] = {
     "DeepseekV2ForCausalLM": read_deepseek,
     "DeepseekV3ForCausalLM": read_deepseek,
+    "DeepseekV32ForCausalLM": read_deepseek_sparse,
     "MixtralForCausalLM": read_mixtral_family,
     "Qwen2MoeForCausalLM": read_qwen2_moe,
     "Qwen3MoeForCausalLM": read_qwen3_moe,
@@ -329,7 +352,7 @@ def load_target(path: Path, dtype: torch.dtype, *, held: torch.dtype, device: to
     weights = family.weights(path, held, device)
     stack = [family.layer(weights, f"model.layers.{i}.", i) for i in range(family.config.layers)]
     target = PaperTarget(weights, family.config, stack=stack)
-    weights.all_taken(but=[name for name in weights if family.beside(name)])
+    family.all_taken(weights, but=[name for name in weights if family.beside(name)])
     return target.computing(dtype)
 
 
@@ -342,5 +365,5 @@ def load_head(path: Path, target: Target, *, held: torch.dtype | None = None) ->
     a_pair(path, family.config, vocab=target.vocab, hidden=target.hidden, layers=layers)
     weights = family.weights(path, held or target.dtype, target.device)
     head = NextNHead(weights, family.join, family.layer(weights, family.draft, None), target, family.config.eps)
-    weights.all_taken(but=[name for name in weights if not (family.alone or family.beside(name))])
+    family.all_taken(weights, but=[name for name in weights if not (family.alone or family.beside(name))])
     return head

@@ -60,7 +60,7 @@ class HeadDrafts:
         writer.add(
             part,
             Phase.PREBUILT,
-            input_id=reading.tokens[1 : c + 1],
+            input_id=self.timeline.tokens[1 : c + 1],
             hidden_out=g,
             logits=self.head.logits(g),
             **self._proposals(part),
@@ -75,12 +75,12 @@ class HeadDrafts:
         c, reading = part.start, self.reading
         if not length:
             return
-        stop = min(c + length, len(reading.tokens) - 1)
+        stop = min(c + length, len(self.timeline.tokens) - 1)
         g = reading.draft[stop - 1 : stop] if stop == c + length else None
         writer.add(
             part,
             phase,
-            input_id=rotate(reading.tokens, c, stop),
+            input_id=rotate(self.timeline.tokens, c, stop),
             position=range(c, stop),
             hidden_in=reading.hidden[c:stop],
             hidden_out=g,
@@ -128,7 +128,7 @@ class HeadDrafts:
 
     def _tree(self, part: Part, chain: Chain) -> Tree:
         nodes = part.spec(self.spec).num_draft_tokens
-        return build_tree(int(self.reading.tokens[part.start]), chain.candidates, nodes)
+        return build_tree(self.timeline.tokens[part.start], chain.candidates, nodes)
 
     def _attends(self, step: int, parents: Sequence[int]) -> Sequence[int]:
         for departure in self._departures:

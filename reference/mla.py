@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from reference.attention import Kept, KeyValues, Sight, attend
-from reference.checkpoint import Weights
+from reference.checkpoint import CheckpointError, Weights
 from reference.model import linear, rms_norm
 from reference.rotation import Rotation, read_rotation, scaling_of, yarn_size
 
@@ -90,3 +90,16 @@ class LatentAttention:
         k_turned = c.rotation.turn(k_turned[:, None, :], positions).expand(-1, c.heads, -1)  # one for all heads
         held = KeyValues(keys=torch.cat((k_nope, k_turned), dim=-1), values=v, positions=positions).behind(kept)
         return linear(attend(q, held, sight, scale=c.scale).reshape(rows, -1), self.o), held
+
+
+class AllChosen:
+    """A layer whose indexer chooses the best `most` rows (DeepSeek-V3.2), over texts of which that is every row."""
+
+    def __init__(self, attention: LatentAttention, most: int) -> None:
+        self.attention, self.most = attention, most
+
+    def forward(self, x: Tensor, positions: Tensor, sight: Sight, kept: Kept | None) -> tuple[Tensor, Kept]:
+        """See reference.model.Attends; CheckpointError for a row that sees more, since the choice is not built here."""
+        if len(positions) and int(positions.max()) >= self.most:
+            raise CheckpointError(f"a text is longer than index_topk, {self.most}: which rows are chosen is not built")
+        return self.attention.forward(x, positions, sight, kept)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,12 +33,15 @@ class Rotation:
     frequencies: Tensor
     interleaved: bool = False
     scale: float = 1.0
+    _there: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def turn(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [m,H,d] by positions int64 [m]. Half precision cannot hold an angle, so angles are never narrower than
         float32; the sines are rounded to the dtype of x, as it is done everywhere."""
         wide = torch.promote_types(x.dtype, torch.float32)
-        angle = positions[:, None] * self.frequencies.to(device=x.device, dtype=wide)
+        if x.device not in self._there:  # brought to a card once: each time would wait for all that runs there
+            self._there[x.device] = self.frequencies.to(x.device)
+        angle = positions[:, None] * self._there[x.device].to(wide)
         cos = (self.scale * angle.cos())[:, None, :].to(x.dtype)
         sin = (self.scale * angle.sin())[:, None, :].to(x.dtype)
         width = 2 * angle.shape[-1]

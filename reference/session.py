@@ -7,6 +7,7 @@ only through `EngineView`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -69,11 +70,22 @@ class ReferenceSession:
 
     @torch.inference_mode()
     def generate_with_margins(
-        self, prompt: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int] = (), rules: Rules | None = None
+        self,
+        prompt: Sequence[int],
+        max_new_tokens: int,
+        stop_ids: Sequence[int] = (),
+        rules: Rules | None = None,
+        claim: Sequence[int] = (),
     ) -> Generated:
-        """Greedy text without speculation, by rules, with the margin of each choice; a stop id is kept and ends it."""
-        tokens, margins, new, trunk = list[int](), list[float](), list(prompt), None
-        while len(margins) < max_new_tokens:
+        """Greedy text without speculation, by rules, with the margin of each choice; a stop id is kept and ends it.
+
+        claim: a text that may begin as this one does; as far as it does, its tokens are not generated one by one.
+        """
+        begun = self._confirmed(prompt, claim[:max_new_tokens], rules)
+        whole = next((place + 1 for place, token in enumerate(begun.tokens) if token in stop_ids), len(begun.tokens))
+        tokens, margins, trunk = list(begun.tokens[:whole]), list(begun.margins[:whole]), None
+        new = [*prompt, *tokens]
+        while len(tokens) < max_new_tokens and not (tokens and tokens[-1] in stop_ids):
             trunk = self.target.read(new, keep=(self.target.layers,), after=trunk)
             logits = self.target.logits(trunk.states[self.target.layers][-1])
             if rules is not None:
@@ -82,24 +94,35 @@ class ReferenceSession:
             new = [best(logits, 1)[0]]
             tokens += new
             margins.append(first - second)
-            if new[0] in stop_ids:
-                break
         return Generated(tokens=tuple(tokens), margins=tuple(margins))
 
     @torch.inference_mode()
     def confirm(self, prompt: Sequence[int], claim: Sequence[int], rules: Rules | None = None) -> Generated | None:
-        """`claim` as greedy text if one forward over all of it chooses each of its tokens, else None.
+        """`claim` as greedy text if one forward over all of it chooses each of its tokens, else None."""
+        found = self._confirmed(prompt, claim, rules)
+        return found if found.tokens == tuple(claim) else None
+
+    def _confirmed(self, prompt: Sequence[int], claim: Sequence[int], rules: Rules | None) -> Generated:
+        """How far `claim` is greedy text, by one forward over all of it.
 
         Causality makes the rows of one forward those that token-by-token decoding would see, as long as every
         earlier token was chosen too.
         """
+        claim = tuple(itertools.takewhile(lambda token: 0 <= token < self.target.vocab, claim))
+        if not claim:
+            return Generated(tokens=(), margins=())
         logits = self.target.logits(self._final((*prompt, *claim[:-1]))[len(prompt) - 1 :])
         if rules is not None and rules.adjusts:
-            logits = torch.stack([rules.adjusted(row, claim[:place]) for place, row in enumerate(logits)])
-        if logits.argmax(-1).tolist() != list(claim):
-            return None
-        top = torch.topk(logits, 2, dim=-1).values
-        return Generated(tokens=tuple(claim), margins=tuple((top[:, 0] - top[:, 1]).tolist()))
+            adjusted = list[Tensor]()
+            for place, row in enumerate(logits):  # a grammar says nothing behind what it forbids
+                adjusted.append(rules.adjusted(row, claim[:place]))
+                if int(adjusted[-1].argmax()) != claim[place]:
+                    break
+            logits = torch.stack(adjusted)
+        right = zip(claim, logits.argmax(-1).tolist(), strict=False)
+        count = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], right))
+        top = torch.topk(logits[:count], 2, dim=-1).values
+        return Generated(tokens=claim[:count], margins=tuple((top[:, 0] - top[:, 1]).tolist()))
 
     @torch.inference_mode()
     def replay(

@@ -143,8 +143,9 @@ def eagle3(seed: int, folder: Path) -> Made:
     raw = _draft_config(rng, architectures=["LlamaForCausalLMEagle3"], num_hidden_layers=rng.choice([1, 1, 2]))
     raw |= {"hidden_size": h, "head_dim": rng.choice([8, 16]), "norm_before_residual": rng.random() < 0.5}
     raw |= {"norm_output": rng.random() < 0.3}
-    ids = {"eagle_aux_hidden_state_layer_ids": list(layers)}
-    raw |= rng.choice([ids, {"eagle_config": ids | {"use_aux_hidden_state": True}}])
+    key = "eagle_aux_hidden_state_layer_ids"  # of layers' inputs, or in eagle_config of their outputs
+    named = {"eagle_config": {key: list(layers), "use_aux_hidden_state": True}}
+    raw |= rng.choice([{key: [layer + 1 for layer in layers]}, named])
     if h != HIDDEN:
         raw["target_hidden_size"] = HIDDEN
     biased, before = rng.random() < 0.3, rng.choice([None, "each", "all"])

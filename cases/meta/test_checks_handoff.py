@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from cases.fixed import DRAIN, request, submit
+from harness.checks import reference_rows
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
+from harness.contract.types import Divergence, Key, Kind
 
 GIVEN = Scenario(
     name="handed",
@@ -99,6 +101,20 @@ def test_nothing_is_said_of_what_arrives_as_it_was_sent(check):
 )
 def test_what_changes_on_the_way_is_named(changes, hint):
     assert hints(handover(**changes)) == [hint]
+
+
+@pytest.mark.parametrize(("resumed_with", "same"), [(0, True), (1, False)], ids=["what it came with", "another"])
+def test_a_state_that_a_retraction_did_not_renew_is_told_from_another_wrong_one(resumed_with, same):
+    rows, states = RowBuilder(), np.asarray([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0]], dtype=np.float32)
+    for attempt, committed, state in ((0, 3, 0), (1, 4, 1), (2, 5, 2 - resumed_with)):
+        where = {"rid": "a", "phase": "PREBUILT", "round": attempt, "attempt": attempt, "committed": committed}
+        for slot in range(committed):
+            rows.add(**where, slot=slot, hidden_out=state if slot == committed - 1 else -1)
+    trace = replace(handover(), rows=rows.build(), tensors={"hidden_out.PREBUILT": states})
+    key = Key(dp_rank=0, rid="a", attempt=2, committed=5, phase="PREBUILT", step=0, slot=4)
+    found = Divergence(kind=Kind.NUMERIC, key=key, round=2, expected=0, observed=1, hint="hidden_out-off")
+    assert reference_rows._is_as_handed_over(gather(GIVEN, trace, None), found) is same
+    assert not reference_rows._is_as_handed_over(gather(GIVEN, trace, None), replace(found, hint="hidden_out-zeros"))
 
 
 def test_a_batch_of_no_requests_that_reaches_the_builder_is_named():

@@ -208,6 +208,7 @@ def test_what_eaglecheck_sets_itself_is_refused_with_the_key_to_use(name, instea
 @pytest.mark.parametrize(
     ("given", "why"),
     [
+        ({"pp_size": 2}, r"has pp_size, whose stages .*\n  leave it out; .*benchmarks.pipeline"),
         ({"enable_lmcache": True}, r"has enable_lmcache, whose threads .*\n  leave it out"),
         ({"hicache_storage_backend": "mooncake"}, r"is 'mooncake', a service of its own\n  allowed: 'file'"),
         (

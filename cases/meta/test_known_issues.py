@@ -398,13 +398,29 @@ def test_a_draft_of_the_users_points_at_what_its_own_files_reach(tmp_path, algor
     (tmp_path / "config.json").write_text(json.dumps(config))
     shape = (2, 2) if "square" in config else (2, 4)
     save_file({name: np.zeros(shape, dtype=np.float32) for name in tensors}, tmp_path / "model.safetensors")
-    draft = draft_facts(tmp_path)
+    draft = draft_facts(tmp_path, tmp_path)
     found = known_as([PREFILL_OFF], scenario=scenario(algorithm=algorithm), release="0.5.23", device="cpu", draft=draft)
     assert [one.id for one in found.get(PREFILL_OFF, ())] == [expected] * bool(expected)
 
 
+@pytest.mark.parametrize(
+    ("config", "tensors", "facts"),
+    [
+        ({"draft_vocab_size": 8}, ["fc.weight"], (True, False)),
+        ({"draft_vocab_size": 8}, ["fc.weight", "lm_head.weight"], (False, False)),
+        ({"draft_vocab_size": None, "eagle_aux_hidden_state_layer_ids": [2]}, ["fc.weight"], (False, True)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1]}}, ["fc.weight"], (False, False)),
+    ],
+)
+def test_what_an_eagle3_head_lacks_or_says_elsewhere_is_seen(tmp_path, config, tensors, facts):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({name: np.zeros((2, 4), dtype=np.float32) for name in tensors}, tmp_path / "model.safetensors")
+    draft = draft_facts(tmp_path, tmp_path)
+    assert (draft.lacks_head, draft.layers_beside) == facts
+
+
 def test_a_draft_that_is_gone_points_nowhere(tmp_path):
-    assert draft_facts(tmp_path / "gone") == NO_DRAFT
+    assert draft_facts(tmp_path, tmp_path / "gone") == NO_DRAFT
 
 
 def test_what_was_assumed_is_something_else_where_it_still_shows():

@@ -181,7 +181,12 @@ OF_A_TARGET = {
 
 @pytest.mark.parametrize(
     "config",
-    [OF_A_TARGET, {"eagle_config": OF_NVIDIA}, {"eagle_config": OF_NVIDIA | {"eagle_aux_hidden_state_layer_ids": []}}],
+    [
+        OF_A_TARGET,
+        {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]},
+        {"eagle_config": OF_NVIDIA},
+        {"eagle_config": OF_NVIDIA | {"eagle_aux_hidden_state_layer_ids": []}},
+    ],
 )
 def test_what_trainers_write_beside_a_head_changes_nothing(tiny, tmp_path, config):
     for one, other in zip(
@@ -271,6 +276,8 @@ def test_the_state_handed_on_may_be_normed(tiny, tmp_path):
     [
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [5, 1, 3]}}, r"\[5, 1, 3\] do not name ascending"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 7]}}, r"ascending layers 0\.\.6"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}, "whether those or their outputs are meant"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 8]}, r"ascending layers 0\.\.6"),
         ({"num_aux_hidden_states": 4}, "num_aux_hidden_states is 4; expected 3"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm is True"),
         ({"eagle_config": {"parallel_draft_step": 4}}, "parallel_draft_step is 4"),

@@ -9,12 +9,14 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3ForCausalLM
 
 from cases.checkpoints import make
 from cases.meta.test_reference_model import assert_like_hf, tokens_of
+from reference.attention import Sight
 from reference.checkpoint import CheckpointError
-from reference.pairs import load_target
+from reference.pairs import load_pair, load_target, paper_target
 
 torch.set_num_threads(1)
 
@@ -61,3 +63,38 @@ def test_what_is_not_built_here_is_named(pair, tmp_path, changes, words):
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(CheckpointError, match=words):
         load_target(tmp_path / "target")
+
+
+@pytest.fixture
+def indexed(pair, tmp_path):
+    """The pair's target with an indexer, whose weights are there and decide nothing, and how many rows it chooses."""
+
+    def make(most):
+        place = tmp_path / "indexed"
+        shutil.copytree(pair.target, place)
+        config = json.loads((place / "config.json").read_text())
+        config |= {"architectures": ["DeepseekV32ForCausalLM"], "index_topk": most, "index_n_heads": 2}
+        (place / "config.json").write_text(json.dumps(config | {"index_head_dim": 16}))
+        weights = load_file(place / "model.safetensors")
+        weights["model.layers.1.self_attn.indexer.wk.weight"] = torch.randn(16, config["hidden_size"])
+        save_file(weights, place / "model.safetensors")
+        return place
+
+    return make
+
+
+def test_an_indexer_that_chooses_every_row_changes_none(pair, indexed):
+    place = indexed(30)
+    (plain, drafting), (target, head) = (load_pair(one, one, torch.float64) for one in (pair.target, place))
+    tokens = tokens_of(30, plain.vocab)
+    states = target.forward(tokens)
+    assert torch.equal(states, plain.forward(tokens))
+    rows = (tokens, states, torch.arange(30), Sight.causal(30))
+    assert torch.equal(head.forward(*rows)[0], drafting.forward(*rows)[0])
+
+
+def test_an_indexer_that_would_leave_a_row_out_is_not_followed(indexed):
+    target = paper_target(indexed(29), torch.float64)
+    target.forward(tokens_of(29, target.vocab))
+    with pytest.raises(CheckpointError, match="longer than index_topk, 29"):
+        target.forward(tokens_of(30, target.vocab))

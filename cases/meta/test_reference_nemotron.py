@@ -92,6 +92,6 @@ def test_a_row_of_the_next_token_layer_is_the_recipe_written_out(with_experts):
     read = norm(x, "1.norm")
     score = (weights["mtp.layers.1.mixer.gate.weight"] @ read).sigmoid()
     x = x + mlp(read, "shared_experts")
-    x = x + sum(1.5 * score[one] / score.sum() * mlp(read, f"experts.{one}") for one in range(3))
+    x = x + sum(1.5 * score[one] / score.sum() * mlp(read, f"experts.{one}") for one in range(5))
     said, _ = head.forward(torch.tensor([7]), state[None], torch.tensor([4]), Sight.causal(1))
     assert torch.allclose(said[0], norm(x, "1.final_layernorm"), rtol=0, atol=1e-6)

@@ -29,8 +29,11 @@ def test_whole_texts_are_compared(traces):
     engine, reference = traces
     assert text_identical(engine, reference, SCENARIO) is True
     first, *others = engine.ends
-    wrong = replace(first, output_ids=(*first.output_ids[:-1], first.output_ids[-1] + 1))
-    assert text_identical(replace(engine, ends=(wrong, *others)), reference, SCENARIO) is False
+    for output in ((*first.output_ids[:-1], first.output_ids[-1] + 1), ()):
+        wrong = replace(first, output_ids=output)
+        assert text_identical(replace(engine, ends=(wrong, *others)), reference, SCENARIO) is False
+    given_up = replace(first, output_ids=(), reason="abort")
+    assert text_identical(replace(engine, ends=(given_up, *others)), reference, SCENARIO) is (True if others else None)
 
 
 def test_of_an_engine_that_died_nothing_is_said_as_long_as_nothing_differs(traces):

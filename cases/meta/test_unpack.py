@@ -320,6 +320,17 @@ def test_a_file_that_is_missing_is_named_before_anything_is_unpacked(split, home
     assert not home.exists()
 
 
+def test_files_with_nothing_but_what_is_unpacked_already_need_not_be_there(split, home, site):
+    unpack.unpack(*split[:-1], progress=quiet)
+    shutil.rmtree(home / "parts" / envs.state("0.5.23").pythonpath[0].name)
+    with bundle.opened(split[0]) as reader:
+        wanted = {piece.file for one in unpack._needed(reader.manifest) for piece in one.cut()}
+    some = [path for number, path in enumerate(split[:-1]) if number in wanted]
+    assert len(some) < len(split) - 1
+    assert unpack.unpack(*some, progress=quiet) == ("0.5.23",)
+    assert envs.state("0.5.23").ready
+
+
 @pytest.mark.parametrize(("damage", "says"), [(flipped, "is damaged: "), (cut, "is cut off")])
 def test_of_several_files_the_damaged_one_is_named(split, home, site, tmp_path, damage, says):
     damaged = damage(split[0], tmp_path / "copied")

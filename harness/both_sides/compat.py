@@ -178,7 +178,7 @@ _RECURRENT = (
         "any_device",
         "fused_mamba_state_scatter_with_mask,fused_conv_window_scatter_with_mask",
     ),
-    ("sglang.srt.layers.moe.fused_moe_native", "squared_experts", "moe_forward_native"),
+    ("sglang.srt.models.nemotron_h", "squared_experts", "NemotronHMoE"),
     ("sglang.srt.models.nemotron_h", "wide_product", "mm"),
 )
 _NO_XPU = (f"{_SPEC}.eagle_utils", "flag", "_is_xpu=none")

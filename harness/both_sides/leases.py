@@ -116,8 +116,9 @@ def take(asked: Request, *, say: Say) -> Lease:
     """
     start = time.monotonic()
     end, taken_since = start + asked.wait, None
+    cards = visible(read_cards(), asked.visible)  # once: many that wait and ask the driver each time keep it busy
     while True:
-        found = _try_each(asked)
+        found = _try_each(asked, cards)
         if isinstance(found, Lease):
             return found
         now = time.monotonic()
@@ -149,10 +150,9 @@ def take_each(asked: Request, *, count: int, say: Say) -> list[Lease]:
     return [take(replace(asked, visible=card.uuid), say=say) for card in cards[:count]]
 
 
-def _try_each(asked: Request) -> Lease | list[State | None]:
+def _try_each(asked: Request, cards: Sequence[Card]) -> Lease | list[State | None]:
     """The first card with room, the emptiest first; else what every card looks like (None: another one is looking)."""
     seen: list[State | None] = []
-    cards = visible(read_cards(), asked.visible)
     for card in sorted(cards, key=lambda card: len(holders(asked.folder, card.uuid))):
         with gate(asked.folder, card.uuid) as mine:
             if not mine:

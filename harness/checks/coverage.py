@@ -24,6 +24,7 @@ IN_PART = {
     "host copies": "host copies",
     "attention": "attention",
     "experts": "experts",
+    "index scores": "index scores",
     "recurrent": "recurrent states over prompts",
 }
 

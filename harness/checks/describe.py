@@ -71,6 +71,7 @@ RELATION: dict[str, str] = {
     "not-rotated": "the row's own token: the input was not rotated",
     "rotated-twice": "the token after the next: rotated twice",
     "hidden_in-previous-row": "equals the reference's previous row",
+    "hidden_out-as-handed-over": "the one that this request first arrived with",
     "hidden_in-next-row": "equals the reference's next row",
     "hidden_in-zeros": "all zeros",
     **{f"{side}-own-other-row": "another row of this request in this batch" for side in ("hidden_in", "hidden_out")},

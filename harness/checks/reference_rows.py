@@ -7,13 +7,15 @@ has no rows, see `ranks`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from harness.checks.compare import Pairs, compare_choices, compare_integers, pairs_of
 from harness.checks.evidence import Evidence
 from harness.checks.numeric import compare_floats
 from harness.checks.registry import CheckResult, register
-from harness.contract.types import Kind, Phase, Policy
+from harness.contract.types import Divergence, Kind, Phase, Policy
 
 #: Every kind the column-by-column comparison can raise.
 ROW_KINDS = (Kind.TOKEN, Kind.POSITION, Kind.PARENT, Kind.EXTEND_INPUT, Kind.NUMERIC, Kind.SHAPE)
@@ -66,7 +68,26 @@ def check_draft_input_after_transfer(evidence: Evidence) -> CheckResult:
     pairs, result = pairs_of(evidence, Phase.PREBUILT), CheckResult()
     for part in (_transferred_inputs(pairs), compare_choices(pairs), compare_floats(pairs)):
         result.add(part)
+    result.divergences = [
+        replace(found, hint="hidden_out-as-handed-over") if _is_as_handed_over(evidence, found) else found
+        for found in result.divergences
+    ]
     return result
+
+
+def _is_as_handed_over(evidence: Evidence, found: Divergence) -> bool:
+    """Whether a wrong state is, bit by bit, the one that the request first arrived with."""
+    if found.hint != "hidden_out-off":
+        return False
+    key, ints = found.key, evidence.table.ints
+    states = {
+        share[2]: ints["hidden_out"][row]
+        for share, rows in evidence.table.each(Phase.PREBUILT)
+        for row in rows
+        if share[:2] == (key.dp_rank, key.rid) and ints["step"][row] == key.step and ints["hidden_out"][row] >= 0
+    }
+    held, first = evidence.engine.tensors["hidden_out.PREBUILT"], min(states)
+    return first < key.attempt and np.array_equal(held[states[first]], held[states[key.attempt]])
 
 
 def _transferred_inputs(pairs: Pairs) -> CheckResult:

@@ -30,6 +30,7 @@ from harness.contract.settings import SpecConfig
 from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
 from harness.driving.adapt import Wanted, refused_setting
+from harness.driving.checkpoint_files import CheckpointFiles
 from harness.driving.own_pair import OwnPair
 from harness.driving.refusals import called
 from harness.engines.launch import BACKENDS
@@ -210,6 +211,23 @@ def _problems(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[
         yield from (f"request {request.rid!r}: {problem}" for problem in _of_length(scenario, request))
 
 
+def _of_indexer(scenario: Scenario, target: CheckpointFiles) -> Iterator[str]:
+    """What a target with a sparse attention indexer wants, and how far a reference follows it."""
+    engine, most = scenario.engine, target.of_text("index_topk")
+    if not most:
+        return
+    if (engine.attention_backend, engine.page_size) != INDEXED:
+        yield (
+            f"--target {target.folder}: index_topk in config.json asks for a sparse attention indexer\n"
+            f"  allowed:  --attention-backend {INDEXED[0]} --page-size {INDEXED[1]}"
+        )
+    if engine.context_length > most:
+        yield (
+            f"engine.context_length is {engine.context_length}, and --target {target.folder} chooses {most} rows of "
+            f"longer texts, which no reference here follows\n  allowed: at most {most}:  --context-length {most}"
+        )
+
+
 def _of_pair(scenario: Scenario, own: OwnPair) -> Iterator[str]:
     """What the user's own pair cannot do of a scenario."""
     spec, context = scenario.spec, scenario.engine.context_length
@@ -223,6 +241,7 @@ def _of_pair(scenario: Scenario, own: OwnPair) -> Iterator[str]:
             f"spec.num_steps is {spec.num_steps}, and --draft {own.draft.folder} has {own.layers} MTP layers, "
             f"one for each step\n  allowed: 1 to {own.layers}"
         )
+    yield from _of_indexer(scenario, own.target)
     for option, one in (("--target", own.target), ("--draft", own.draft)):
         if one.config.get("auto_map") and not scenario.engine.trust_remote_code:
             yield (
@@ -255,6 +274,8 @@ def _of_mistral(folder: Path) -> bool:
     return named and not (folder / "params.json").exists()
 
 
+#: Backend and page size on which SGLang serves targets with a sparse attention indexer.
+INDEXED = ("dsa", 64)
 #: What of a recipe decides the shapes of its target.
 SHAPES = ("vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "target_architecture")
 

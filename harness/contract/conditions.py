@@ -31,6 +31,8 @@ class DraftFacts:
 
     fc_square: fc makes as much as it reads, as of one feature in EAGLE-3. later_input_norm: an EAGLE-3 layer behind the
     first has an input_layernorm and no hidden_norm. brings_embedding: an EAGLE-3 head as wide as its target has one.
+    lacks_head: an EAGLE-3 head has a draft_vocab_size and no output head. layers_beside: it names layers outside of
+    eagle_config alone. target_architecture: what it drafts for.
 
     Of a pair of ours nothing: there `checkpoint` says which it is.
     """
@@ -42,6 +44,9 @@ class DraftFacts:
     fc_square: bool = False
     later_input_norm: bool = False
     brings_embedding: bool = False
+    lacks_head: bool = False
+    layers_beside: bool = False
+    target_architecture: str = ""
 
 
 #: Of a draft that is not known.

@@ -16,7 +16,8 @@ def text_identical(engine: Trace, reference: Trace, scenario: Scenario) -> bool 
     greedy = {request.rid for request in scenario.requests if request.greedy}
     reported = [event.data for event in reference.named("greedy")]
     plain = {str(data["rid"]): tuple(data["output_ids"]) for data in reported if data["rid"] in greedy}
-    ended = [(end, plain[end.rid]) for end in engine.ends if end.rid in plain and end.output_ids]
+    whole = [end for end in engine.ends if end.output_ids or end.reason in ("stop", "length")]
+    ended = [(end, plain[end.rid]) for end in whole if end.rid in plain]
     lost = plain.keys() - {end.rid for end, _ in ended}
     if any(_goes_astray(committed(engine, rid, scenario), plain[rid]) for rid in lost):
         return False

@@ -214,9 +214,9 @@ class Oracle:
         whole = _is_whole(claim, request, stops)
         text = self._texts.get(key)
         if text is None and (whole or (cut and _may_go_on(claim, request, stops))):
-            text = session.confirm(request.input_ids, claim, rules) if claim else Generated(tokens=(), margins=())
+            text = session.confirm(request.input_ids, claim, rules)
         if text is None:
-            text = session.generate_with_margins(request.input_ids, request.max_new_tokens, stops, rules)
+            text = session.generate_with_margins(request.input_ids, request.max_new_tokens, stops, rules, claim)
             whole = True
         if whole:
             self._texts[key] = text

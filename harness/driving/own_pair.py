@@ -22,6 +22,8 @@ from harness.driving.file_digests import sha256_of
 
 #: Targets that SGLang drafts for with one MTP layer a step (its `enable_multi_layer_eagle`).
 MULTI_LAYER = ("MiMoV2", "Step3p5")
+#: Where an EAGLE-3 head's config names layers of its target.
+LAYERS = "eagle_aux_hidden_state_layer_ids"
 #: Tensors that only an EAGLE-3 head has.
 OF_EAGLE3 = ("d2t", "midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")
 
@@ -61,15 +63,16 @@ class OwnPair:
 
 
 @cache
-def draft_facts(folder: Path) -> DraftFacts:
-    """What conditions of known issues ask of a draft; nothing where the folder of a stored run is gone."""
+def draft_facts(target: Path, folder: Path) -> DraftFacts:
+    """What conditions of known issues ask of a pair; nothing where a folder of a stored run is gone."""
     try:
-        one = read_checkpoint("--draft", folder)
+        one, drafted_for = read_checkpoint("--draft", folder), read_checkpoint("--target", target)
     except UsageError:
         return NO_DRAFT
     shapes = [tensor.shape for name, tensor in one.tensors.items() if name.rpartition("model.")[2] == "fc.weight"]
     names = {name.removeprefix("model.").removesuffix(".weight") for name in one.tensors}
     return DraftFacts(
+        target_architecture=drafted_for.architecture,
         draft_architecture=one.architecture,
         draft_tie_word_embeddings=one.config.get("tie_word_embeddings") is True,
         norm_before_residual=one.config.get("norm_before_residual") is True,
@@ -78,6 +81,8 @@ def draft_facts(folder: Path) -> DraftFacts:
         and "layers.1.hidden_norm" not in names,
         brings_embedding="embed_tokens" in names
         and one.config.get("target_hidden_size") in (None, one.config.get("hidden_size")),
+        lacks_head=one.config.get("draft_vocab_size") is not None and "lm_head" not in names and bool(names),
+        layers_beside=bool(one.config.get(LAYERS)) and not (one.config.get("eagle_config") or {}).get(LAYERS),
         fc_square=any(len(shape) == 2 and shape[0] == shape[1] for shape in shapes),
     )
 

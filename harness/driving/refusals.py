@@ -39,7 +39,9 @@ FIRST_ADAPTIVE = Version("0.5.17")
 #: Settings, and pairs of ours on a device, that were first driven on these; earlier ones end at their boot.
 FIRST_WITH_HOST_CACHE = Version("0.5.17")
 FIRST_WITH_PAIR = {
-    **{(name, device): Version("0.5.17") for name in ("hybrid-tiny", "hybrid-mamba") for device in BACKENDS},
+    **{("hybrid-tiny", device): Version("0.5.17") for device in BACKENDS},
+    ("hybrid-mamba", "cpu"): Version("0.5.23"),  # 0.5.17 refuses these targets on triton attention
+    ("hybrid-mamba", "cuda"): Version("0.5.17"),
     **{(name, device): Version("0.5.23") for name in ("hybrid-dense", "hybrid-mamba-next") for device in BACKENDS},
 }
 #: Types of models -> our pair of that kind.

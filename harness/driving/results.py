@@ -200,7 +200,7 @@ def _known(
         device=setup.device,
         revert=setup.revert,
         reasons=verdict.reasons,
-        draft=draft_facts(Path(setup.pair[1])) if setup.pair and texts else NO_DRAFT,
+        draft=draft_facts(*map(Path, setup.pair)) if setup.pair and texts else NO_DRAFT,
     )
 
     def is_one(signature: str, at: frozenset[Spot]) -> bool:

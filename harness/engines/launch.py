@@ -32,7 +32,7 @@ GRAPH_SIZES = (1, 2, 4)
 PREFILL_GRAPH_SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
 
 #: Attention backends by device: others need hardware that is not meant here.
-BACKENDS = {"cpu": ("triton",), "cuda": ("triton", "flashinfer", "fa3")}
+BACKENDS = {"cpu": ("triton",), "cuda": ("triton", "flashinfer", "fa3", "dsa")}
 
 #: Which cores each rank may take.
 CORES = "SGLANG_CPU_OMP_THREADS_BIND"

@@ -89,6 +89,11 @@ def taken(server_args: Mapping[str, Any]) -> Iterator[str]:
         if name in OURS:
             instead = "leave it out" if OURS[name] == FIXED else f"set {_set_by(OURS[name])}"
             yield f"engine.server_args has {name}, which eaglecheck sets itself\n  {instead}"
+    if server_args.get("pp_size", 1) != 1:
+        yield (
+            "engine.server_args has pp_size, whose stages are ranks that nothing here joins\n"
+            "  leave it out; two stages beside one, untraced:  python -m benchmarks.pipeline"
+        )
     if (backend := server_args.get("hicache_storage_backend", STORAGE)) != STORAGE:
         yield f"engine.server_args.hicache_storage_backend is {backend!r}, a service of its own\n  allowed: {STORAGE!r}"
     policy = server_args.get("hicache_storage_prefetch_policy", "timeout")

@@ -286,12 +286,16 @@ class _File:
 
 
 class Reader:
-    """An open bundle, whole; use `opened`."""
+    """An open bundle; use `opened`. A file that holds nothing that is wanted may be missing."""
 
     def __init__(self, files: Sequence[_File]) -> None:
         self.manifest = files[0].manifest
         self._files = {file.number: file for file in files}
-        absent = [name for number, name in enumerate(self.manifest.files) if number not in self._files]
+
+    def check_there(self, archives: Sequence[Archive]) -> None:
+        """BundleError naming the files that hold these and are missing."""
+        wanted = {piece.file for archive in archives for piece in archive.cut()}
+        absent = [self.manifest.files[number] for number in sorted(wanted - set(self._files))]
         if absent:
             raise BundleError(
                 f"this bundle lies in {len(self.manifest.files)} files, of which {', '.join(absent)} was not named",
@@ -326,7 +330,7 @@ def grouped(paths: Sequence[Path]) -> tuple[tuple[Path, ...], ...]:
 
 @contextlib.contextmanager
 def opened(*paths: Path) -> Iterator[Reader]:
-    """The bundle of these files, ready to be read; BundleError where there is none, or a file of it is missing."""
+    """The bundle of these files, ready to be read; BundleError where there is none."""
     with contextlib.ExitStack() as stack:
         yield Reader([_opened(path, stack) for path in paths])
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import tarfile
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -341,7 +342,10 @@ def _write(job: _Job, manifest: Manifest, output: Path, *, limit: int) -> Manife
     work = job.folder / "archives"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    names = dict.fromkeys(tree.archive for tree in manifest.trees)
+    sizes = Counter[str]()
+    for tree in manifest.trees:
+        sizes[tree.archive] += tree.size
+    names = sorted(sizes, key=lambda name: sizes[name])  # a torch, which bundles share, lies in the last files
     lots = [lot for name in names for lot in _lots(job, manifest, name)]
     with ThreadPoolExecutor(max_workers=WORKERS) as pool:
         archives = tuple(pool.map(lambda lot: _compress(job, lot, work), lots))

@@ -23,7 +23,7 @@ from pathlib import Path
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress
 from harness.machines import bundle, fit, kernels
-from harness.machines.bundle import BundleError, Manifest, Reader, Release, Tree
+from harness.machines.bundle import Archive, BundleError, Manifest, Reader, Release, Tree
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: Where kernels go that are compiled at first use: one folder for all of them, so that it can be kept and cleared.
@@ -47,6 +47,7 @@ def _unpack(files: Sequence[Path], progress: Progress) -> tuple[str, ...]:
     with bundle.opened(*files) as reader:
         manifest = reader.manifest
         fit.check_machine(manifest, progress)
+        reader.check_there(_needed(manifest))
         with closure.installing("unpack", progress):
             if manifest.home:
                 kernels.restore(reader, progress=progress)
@@ -83,21 +84,31 @@ def _check_place(version: str) -> None:
         )
 
 
+def _absent(manifest: Manifest) -> list[Tree]:
+    """The trees that are not unpacked here yet."""
+    return [tree for tree in manifest.trees if not (parts() / tree.name).is_dir()]
+
+
+def _needed(manifest: Manifest) -> list[Archive]:
+    """The archives of trees that are not here yet, and all of kept kernels."""
+    wanted = {tree.archive for tree in _absent(manifest)}
+    return [one for one in manifest.archives if manifest.home or (one.part_of or one.name) in wanted]
+
+
 def _place_trees(reader: Reader, progress: Progress) -> None:
     """Every tree that is not there yet; archives are independent, and xz works on one core each."""
     manifest = reader.manifest
     if manifest.home:
         return
     _check_hosts(manifest)
-    absent = [tree for tree in manifest.trees if not (parts() / tree.name).is_dir()]
+    absent = _absent(manifest)
     if not absent:
         progress("every part of this bundle is unpacked already")
         return
     closure.check_room(1.5 * sum(tree.size for tree in absent) / 1e9, what="to unpack")
     incoming = parts() / ".incoming"
     shutil.rmtree(incoming, ignore_errors=True)
-    wanted = {tree.archive for tree in absent}
-    needed = [archive for archive in manifest.archives if (archive.part_of or archive.name) in wanted]
+    needed = _needed(manifest)
     incoming.mkdir(parents=True)
     for archive in needed:  # all hashes before anything is unpacked; the tar below is read by one thread at a time
         progress(f"checking {archive.member} ({archive.size / 2**20:.1f} MiB)")

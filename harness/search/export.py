@@ -35,6 +35,8 @@ from reports.blame import where as where_made
 from reports.findings import around_of, roots_of
 
 TEMPLATE = Path(__file__).with_name("repro.py.txt")
+#: States of a request that was taken back, which nobody renewed (F-013).
+RESUMED = ("hidden_out-previous-row", "hidden_out-as-handed-over")
 DRAFTS = (Phase.DRAFT, Phase.DRAFT_PREFILL, Phase.EXTEND)
 #: Seconds that an engine may take in all, and is left idle behind its answers.
 SECONDS, IDLE = 900, 5
@@ -180,7 +182,7 @@ def _shown(one: ScenarioResult, roots: Sequence[Finding], release: str) -> tuple
             return finding, {"kind": "end", **_end(finding)}
         if finding.first.kind is Kind.HANG:
             return finding, {"kind": "hang"}
-        if finding.first.key.phase == Phase.PREBUILT and finding.first.hint == "hidden_out-previous-row":
+        if finding.first.key.phase == Phase.PREBUILT and finding.first.hint in RESUMED:
             return finding, {"kind": "resumed"}
     causes = {each.signature for each in roots}  # what attention reads shows in the values that follow from it
     for finding in (*roots, *(each for each in one.findings if each.consequence_of in causes)):

@@ -102,8 +102,12 @@ def rounds(
     is explained already is asked more than once after all others only.
     """
     first, others, more, asking, generated = (list[tuple[str, Task]]() for _ in range(5))
-    options = place.made(one for need in ASKING for one in EXERCISES[need])
+    asked_for = [(one.boot_key(), one) for one in place.made(one for need in ASKING for one in EXERCISES[need])]
     known = {one.scenario.id for one in sounds}
+    unknown = {
+        name: [(one.boot_key(), one) for one in place.made(FAMILIES[name].scenarios) if one.id not in known]
+        for name in {one.family for one in sounds}
+    }
     for mutant in mutants:
         boots = _a_family(usable(sounds, mutant.file, mutant.line, captured=mutant.captured))
 
@@ -117,11 +121,10 @@ def rounds(
                 first.append(task(boot, "line", chosen[:1]))
             others.append(task(boot, "family" if number else "line", chosen[0 if number else 1 :]))
         for boot, ran in boots.items():
-            fixed = [one for one in place.made(FAMILIES[ran[0].family].scenarios) if one.boot_key() == boot]
-            more.append(task(boot, "family", [one for one in fixed if one.id not in known]))
+            more.append(task(boot, "family", [one for key, one in unknown[ran[0].family] if key == boot]))
         pairs = {one.scenario.checkpoint for ran in boots.values() for one in ran}
-        for boot in () if mutant.captured else dict.fromkeys(one.boot_key() for one in options):
-            made = [one for one in options if one.boot_key() == boot and one.checkpoint in pairs]
+        for boot in () if mutant.captured else dict.fromkeys(key for key, _ in asked_for):
+            made = [one for key, one in asked_for if key == boot and one.checkpoint in pairs]
             asking.append(task(boot, "asking", made))
         generated += [task(made[0].boot_key(), "generated", made) for made in _generated(boots, place, examples, seed)]
     late = [[one for one in tasks if one[1].mutant.id in explained] for tasks in (others, more, asking, generated)]
@@ -139,20 +142,21 @@ def _a_family(ran: Sequence[Sound]) -> dict[str, list[Sound]]:
     Of each size of pages, chains and trees apart, and with and without overlap scheduling.
     """
     boots: dict[tuple[object, ...], str] = {}
-    for one in ran:
+    keyed = [(one.scenario.boot_key(), one) for one in ran]
+    for boot, one in keyed:
         spec, engine = one.scenario.spec, one.scenario.engine
-        boots.setdefault((one.family, one.kind, engine.page_size, spec.eagle_topk > 1), one.scenario.boot_key())
-    return {boot: [one for one in ran if one.scenario.boot_key() == boot] for boot in dict.fromkeys(boots.values())}
+        boots.setdefault((one.family, one.kind, engine.page_size, spec.eagle_topk > 1), boot)
+    return {boot: [one for key, one in keyed if key == boot] for boot in dict.fromkeys(boots.values())}
 
 
 def _generated(
     boots: Mapping[str, Sequence[Sound]], place: Place, examples: int, seed: int
 ) -> Iterator[list[Scenario]]:
     """Generated scenarios on the first boot configuration, and on two of its family that no fixed set drives."""
-    families = [FAMILIES[ran[0].family] for ran in boots.values()][:1]
+    families = [FAMILIES[ran[0].family] for ran in boots.values() if examples][:1]
     every = [boot for family in families for boot in family.boots if boot.works_on(place.release)]
     every.sort(key=lambda boot: boot.boot_key() not in boots)
-    for boot in every[:3] if examples else ():
+    for boot in every[:3]:
         if found := place.made(generate(boot, count=-(-examples // 3), seed=seed)):
             yield found
 

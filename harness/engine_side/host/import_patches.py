@@ -12,10 +12,10 @@ from ..hooks import ImportHooks
 
 
 def install_patches(boot: dict[str, Any]) -> tuple[ImportHooks, Any]:
-    """The import hooks of this process, with everything prepared; and the CpuOps (None on a GPU)."""
+    """The import hooks of this process, with everything prepared; and who knows what was replaced, or None."""
     hooks = ImportHooks()
     hooks.install()
-    ops = _prepare_cpu(hooks, boot)
+    ops = _prepare_cpu(hooks, boot) or _prepare_index(boot)
     _prepare_handoff(hooks, boot)
     _prepare_plugin(hooks, boot)
     return hooks, ops
@@ -48,6 +48,15 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
         patches = (*patches, *compat.OVERLAP_ON_A_CPU)
     ops.install(patches=patches, attention=boot["cpu_attention"])
     return ops
+
+
+def _prepare_index(boot: dict[str, Any]) -> Any:
+    """Scores of a sparse indexer, where the engine's backend asks for them; None elsewhere."""
+    if boot["arguments"].get("attention_backend") != "dsa":
+        return None
+    from ..replacement_kernels.index_scores import IndexScores
+
+    return IndexScores()
 
 
 def _prepare_handoff(hooks: ImportHooks, boot: dict[str, Any]) -> None:

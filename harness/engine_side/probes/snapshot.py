@@ -98,8 +98,9 @@ def outputs_of(output: Any, *, whole_below: int = 0) -> Tensors:
 
     whole_below: with a vocabulary smaller than this, all logits instead, and the control side works the rest out.
     """
-    # What is none holds nothing, and SGLang stumbles over it itself.
-    logits, hidden = (getattr(output, name, None) for name in ("next_token_logits", "hidden_states"))
+    # What is no tensor holds nothing, and SGLang stumbles over it itself.
+    said = (getattr(output, name, None) for name in ("next_token_logits", "hidden_states"))
+    logits, hidden = (one if isinstance(one, torch.Tensor) else None for one in said)
     found: Tensors = {"hidden_out": hidden}
     if logits is not None and logits.shape[-1] < whole_below:
         found["logits"] = logits

@@ -11,8 +11,13 @@ from typing import Any
 import torch
 
 
-def squared_experts(layer: Any, x: torch.Tensor, choice: tuple[torch.Tensor, torch.Tensor, Any]) -> torch.Tensor:
-    """x [T,h] -> [T,h]. layer: w13_weight [E,i,h] and w2_weight [E,h,i]; choice: weights and experts [T,k]."""
+def squared_experts(
+    layer: Any, x: torch.Tensor, choice: tuple[torch.Tensor, torch.Tensor, Any], config: Any
+) -> torch.Tensor:
+    """x [T,h] -> [T,h]. layer: w13_weight [E,i,h] and w2_weight [E,h,i]; choice: weights and experts [T,k].
+
+    config: its `routed_scaling_factor` is left to whoever runs experts, as SGLang's runners on a GPU do it.
+    """
     weights, experts = choice[0], choice[1]
     out = torch.zeros_like(x, dtype=torch.float32)
     for expert in experts.unique().tolist():
@@ -20,4 +25,4 @@ def squared_experts(layer: Any, x: torch.Tensor, choice: tuple[torch.Tensor, tor
         up = torch.nn.functional.linear(x[rows], layer.w13_weight[expert]).relu().square()
         said = torch.nn.functional.linear(up, layer.w2_weight[expert]).float()
         out.index_add_(0, rows, said * weights[rows, place, None].float())
-    return out.to(x.dtype)
+    return (out * (config.routed_scaling_factor or 1.0)).to(x.dtype)

@@ -38,7 +38,7 @@ class Replacement:
     """One operation that is not the release's own on this device.
 
     subject: what a check would have to be about to be affected ('tree', 'verify', 'sampled', 'attention', 'cache_locs',
-    'host copies', 'experts', 'none').
+    'host copies', 'experts', 'index scores', 'none').
     by: 'stand-in' (a replacement kernel of ours), 'stand-in when sampling' (the same, and greedy batches never ask),
     'flag' (SGLang's own Triton kernel, reached by a module flag, interpreted),
     'no-op', 'remap' (same operation, on the device it runs on), 'import stub'.
@@ -379,17 +379,15 @@ class CpuOps:
         )
 
     def _patch_squared_experts(self, module: types.ModuleType, argument: str) -> None:
-        original, what = getattr(module, argument), f"{module.__name__}.{argument} (relu2)"
+        original, native = getattr(module, argument).__init__, "sglang.srt.layers.moe.fused_moe_native"
 
-        def forward(layer: Any, x: torch.Tensor, choice: Any, config: Any) -> torch.Tensor:
-            if config.activation != "relu2":
-                return original(layer, x, choice, config)
-            if not any(one.operation == what for one in note):
-                self._note(what, "stand-in", "experts", "knows no such activation on a CPU")
-            return squared_experts(layer, x, choice)
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            note(f"{native}.moe_forward_native", "stand-in", "experts", "knows no such activation on a CPU")
+            importlib.import_module(native).moe_forward_native = squared_experts  # type: ignore[attr-defined]
+            original(self, *args, **kwargs)
 
-        note = self.applied
-        setattr(module, argument, forward)
+        note = self._note  # every model is imported, and hardly ever this one built
+        getattr(module, argument).__init__ = __init__
 
     def _patch_wide_product(self, module: types.ModuleType, argument: str) -> None:
         """The router's product, for which torch takes an `out_dtype` on a GPU alone."""
