@@ -79,13 +79,7 @@ class CheckpointMakeError(UserError):
     """A pair cannot be made or reused: names the place, what is wrong and what to do."""
 
 
-_APART: dict[str, Any] = {
-    "hidden": 80,
-    "intermediate": 112,
-    "layers": 7,
-    "heads": 8,
-    "max_position": 640,
-}
+_APART: dict[str, Any] = {"hidden": 80, "intermediate": 112, "layers": 7, "heads": 8, "max_position": 640}
 _LATENT_512: dict[str, Any] = {
     "hidden": 768,  # SGLang's fused norms of a NextN layer want multiples of 256
     "intermediate": 224,
