@@ -31,6 +31,8 @@ from harness.engines.launch import NO_MULTICAST, build_launch
 #: SGLang's own switch; without it, it takes a pipeline on a prefill side alone.
 SWITCH = {"SGLANG_ENABLE_PP_SPEC": "1", **NO_MULTICAST}
 SECONDS = 200.0
+#: Prompts, each asked twice.
+MOST = 4
 #: After so long in one batch SGLang says where it is, and ends.
 WATCHDOG = 100
 
@@ -38,7 +40,7 @@ WATCHDOG = 100
 def asked(graphs: bool) -> Scenario:
     """The prompts of the trained EAGLE pair: each alone, then all at once."""
     own = [one for one in FAMILIES["trained"].scenarios if one.checkpoint == "trained-eagle1"]
-    prompts = {one.input_ids: one for scenario in own for one in scenario.requests}.values()
+    prompts = list({one.input_ids: one for scenario in own for one in scenario.requests}.values())[:MOST]
     alone = [one.model_copy(update={"rid": f"alone{place}"}) for place, one in enumerate(prompts)]
     together = [one.model_copy(update={"rid": f"together{place}"}) for place, one in enumerate(prompts)]
     ops = [op for one in alone for op in (submit(one.rid), Op(kind="flush"))]

@@ -2,7 +2,7 @@
 
 | to add | write |
 | --- | --- |
-| a fixed scenario | a `program` in `fixed` (batches), `fixed_ranks` or `fixed_handoff` |
+| a fixed scenario | a table in `fixed.toml`; where it depends on its boot, a `program` in a module `fixed_…` |
 | a known bug | a file in `corpus/`; `catalogue` says what its keys mean |
 | a family | a `Family` in `families`, its boot configurations in `boots`, its name in docs/scenarios.md and README |
 | a way to bring about a coverage point | a function in `templates` or `templates_handoff` |

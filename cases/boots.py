@@ -98,7 +98,7 @@ def _chain(k: int, algorithm: Algorithm = "EAGLE") -> SpecConfig:
     return SpecConfig(algorithm=algorithm, num_steps=k, num_draft_tokens=k + 1)
 
 
-def _tree(k: int, t: int, n: int, algorithm: Algorithm = "EAGLE") -> SpecConfig:
+def tree_of(k: int, t: int, n: int, algorithm: Algorithm = "EAGLE") -> SpecConfig:
     return SpecConfig(algorithm=algorithm, num_steps=k, eagle_topk=t, num_draft_tokens=n)
 
 
@@ -114,7 +114,7 @@ OUTGROWN: dict[str, Any] = {"max_total_tokens": 160, "schedule_conservativeness"
 TIGHT = EngineConfig(**OUTGROWN)
 HEADS, HEADS_OF_FIVE, MTP = _chain(3, "EAGLE3"), _chain(5, "EAGLE3"), _chain(3, "MTP")
 #: Two candidates a step, two steps.
-TWO_BY_TWO = _tree(2, 2, 6)
+TWO_BY_TWO = tree_of(2, 2, 6)
 FIRST_MIXED = "0.5.19"
 #: Until 0.5.12.post1 trees need the v1 worker; from then on also DP attention and hand-overs are driven.
 V2 = "0.5.13"
@@ -188,22 +188,22 @@ LAYERED = _boots(
 
 #: From three steps on every release deviates.
 TREES = _boots(
-    ("tree", "two candidates a step, three steps, six nodes", CHECKPOINT, _tree(3, 2, 6), PLAIN),
-    ("wide-tree", "four candidates a step, three steps", CHECKPOINT, _tree(3, 4, 8), PLAIN),
-    ("small-tree", "two steps, all but a few nodes left out", CHECKPOINT, _tree(2, 2, 3), PLAIN),
-    ("full-tree", "two steps, every node kept", CHECKPOINT, _tree(2, 2, 7), PLAIN),
-    ("widest-tree", "eight candidates a step, 16 nodes", CHECKPOINT, _tree(2, 8, 16), PLAIN),
-    ("deep-tree", "five steps, ten nodes", CHECKPOINT, _tree(5, 2, 10), PLAIN),
+    ("tree", "two candidates a step, three steps, six nodes", CHECKPOINT, tree_of(3, 2, 6), PLAIN),
+    ("wide-tree", "four candidates a step, three steps", CHECKPOINT, tree_of(3, 4, 8), PLAIN),
+    ("small-tree", "two steps, all but a few nodes left out", CHECKPOINT, tree_of(2, 2, 3), PLAIN),
+    ("full-tree", "two steps, every node kept", CHECKPOINT, tree_of(2, 2, 7), PLAIN),
+    ("widest-tree", "eight candidates a step, 16 nodes", CHECKPOINT, tree_of(2, 8, 16), PLAIN),
+    ("deep-tree", "five steps, ten nodes", CHECKPOINT, tree_of(5, 2, 10), PLAIN),
     (
         "tree-apart",
         "three candidates a step, two steps, a pair of which no two tensors are alike, a pool that is outgrown",
-        *("eagle-apart", _tree(2, 3, 8), TIGHT),
+        *("eagle-apart", tree_of(2, 3, 8), TIGHT),
     ),
     (
         "deep-apart",
         "five steps, three candidates a step, the same pair and pool",
         "eagle-apart",
-        _tree(5, 3, 12),
+        tree_of(5, 3, 12),
         TIGHT,
     ),
     since=V2,
@@ -241,7 +241,7 @@ EAGLE3_BOOTS = _boots(
     (
         "eagle3-tree",
         "trees of two candidates a step over a smaller vocabulary",
-        *("eagle3-tiny", _tree(2, 2, 6, "EAGLE3"), PLAIN, V2),
+        *("eagle3-tiny", tree_of(2, 2, 6, "EAGLE3"), PLAIN, V2),
     ),
     since="0.5.12",
 )
@@ -260,7 +260,7 @@ TRAINED = {
     for name, one in _boots(
         ("trained", "an EAGLE-3 chain of three steps", "trained-eagle3", HEADS, PLAIN),
         ("trained-long", "an EAGLE-3 chain of five steps", "trained-eagle3", HEADS_OF_FIVE, PLAIN),
-        ("trained-tree", "four candidates a step, two steps", "trained-eagle3", _tree(2, 4, 8, "EAGLE3"), PLAIN, V2),
+        ("trained-tree", "four candidates a step, two steps", "trained-eagle3", tree_of(2, 4, 8, "EAGLE3"), PLAIN, V2),
         ("trained-eagle1", "an EAGLE-1 chain of three steps", "trained-eagle1", CHAIN, PLAIN, "0"),
         (
             "trained-tight",
@@ -284,7 +284,7 @@ WINDOWED = _boots(
     (
         "window-pages",
         "pages of four tokens, three candidates a step",
-        *("oss-tiny", _tree(2, 3, 8, "EAGLE3"), _but(WINDOWS, page_size=4)),
+        *("oss-tiny", tree_of(2, 3, 8, "EAGLE3"), _but(WINDOWS, page_size=4)),
     ),
     ("window-pool", "a pool that a few requests outgrow", "oss-tiny", HEADS, _but(WINDOWS, **OUTGROWN)),
     (
@@ -310,11 +310,7 @@ RECURRENT = _boots(
     ("hybrid-pool", "a pool that a few requests outgrow", "hybrid-tiny", CHAIN, _but(UNBUFFERED, **OUTGROWN)),
     ("hybrid-dense", "Qwen3.5 style, the prefix cache", "hybrid-dense", CHAIN, UNBUFFERED),
     ("hybrid-mamba", "Nemotron-H style, no prefix cache", "hybrid-mamba", CHAIN, _but(UNCACHED, **OF_NEMOTRON)),
-    (
-        "hybrid-mamba-cache",
-        "the same with the prefix cache",
-        *("hybrid-mamba", CHAIN, _but(UNBUFFERED, **OF_NEMOTRON)),
-    ),
+    ("hybrid-mamba-cache", "the same with the prefix cache", *("hybrid-mamba", CHAIN, _but(UNBUFFERED, **OF_NEMOTRON))),
     (
         "hybrid-mamba-next",
         "Nemotron-H style with experts and a next-token layer, no prefix cache",
@@ -373,7 +369,7 @@ HOSTED = _boots(
     (
         "hicache-tree-pages",
         "an EAGLE-3 tree over pages of four tokens, write_back",
-        *("eagle3-tiny", _tree(2, 3, 8, "EAGLE3"), _hosted("write_back", page=4, slots=240)),
+        *("eagle3-tiny", tree_of(2, 3, 8, "EAGLE3"), _hosted("write_back", page=4, slots=240)),
     ),
     (
         "hicache-window",
@@ -566,11 +562,32 @@ PD_BOOTS = _boots(
 )
 _RANKED = _but(PAIR, dp_size=2, tp_size=2)
 RANKED_PAIR, RANKED_FIVE = _boots(
-    (
-        "pd-ranks",
-        "two engines, the decode side with DP attention over two ranks",
-        *("qwen3-tiny", HEADS, _RANKED),
-    ),
+    ("pd-ranks", "two engines, the decode side with DP attention over two ranks", *("qwen3-tiny", HEADS, _RANKED)),
     ("pd-ranks-five", "the same with a head of its own, and five steps", "qwen3-apart", HEADS_OF_FIVE, _RANKED),
     since=V2,
 ).values()
+
+#: family -> the boot configurations that generation takes turns on.
+OF_FAMILY: dict[str, tuple[Boot, ...]] = {
+    "eagle": (*BOOTS.values(), STATES, DRAWN),
+    "eagle3": tuple(EAGLE3_BOOTS.values()),
+    "tree": tuple(TREES.values()),
+    "paged": (BOOTS["pages"], *PAGES.values()),
+    "mla": tuple(LATENT.values()),
+    "mtp": tuple(LAYERED.values()),
+    "window": tuple(WINDOWED.values()),
+    "recurrent": tuple(RECURRENT.values()),
+    "hicache": tuple(HOSTED.values()),
+    "trained": tuple(TRAINED.values()),
+    "texts": tuple(SPELLED_BOOTS.values()),
+    "dp": tuple(DP_BOOTS.values()),
+    "tp": tuple(TP_BOOTS.values()),
+    "adaptive": tuple(ADAPTIVE_BOOTS.values()),
+    "mixed": tuple(MIXED_BOOTS.values()),
+    "weights": tuple(WEIGHT_BOOTS.values()),
+    "lora": tuple(ADAPTER_BOOTS.values()),
+    "token-map": tuple(HOT_BOOTS.values()),
+    "disagg": tuple(PD_BOOTS.values()),
+    "disagg-dp": (RANKED_PAIR, RANKED_FIVE),
+}
+BY_NAME: dict[str, Boot] = {boot.name: boot for boots in OF_FAMILY.values() for boot in boots}

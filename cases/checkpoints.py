@@ -46,6 +46,7 @@ from cases.recipes import (
     FiveLayersRecipe,
     FiveStepLayersRecipe,
     GptOssRecipe,
+    HalfMambaRecipe,
     HalfOssRecipe,
     HybridRecipe,
     LatentRecipe,
@@ -78,13 +79,7 @@ class CheckpointMakeError(UserError):
     """A pair cannot be made or reused: names the place, what is wrong and what to do."""
 
 
-_APART: dict[str, Any] = {
-    "hidden": 80,
-    "intermediate": 112,
-    "layers": 7,
-    "heads": 8,
-    "max_position": 640,
-}
+_APART: dict[str, Any] = {"hidden": 80, "intermediate": 112, "layers": 7, "heads": 8, "max_position": 640}
 _LATENT_512: dict[str, Any] = {
     "hidden": 768,  # SGLang's fused norms of a NextN layer want multiples of 256
     "intermediate": 224,
@@ -151,6 +146,10 @@ RECIPES: dict[str, Recipe] = {
         DenseHybridRecipe(name="hybrid-dense", seed=20260216),
         MambaRecipe(name="hybrid-mamba", seed=20250420),
         NextMambaRecipe(name="hybrid-mamba-next", seed=20251215),
+        *(
+            HalfMambaRecipe(name=f"hybrid-mamba-next-{dtype}", seed=20251215, dtype=dtype)
+            for dtype in ("float16", "bfloat16")
+        ),
         TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),
         # Stirred (below): no two tensors are alike, and no two sizes that mean different things are one.
         Recipe(name="eagle-apart", seed=20261150, **_APART, upper_gain=0.03),
@@ -226,6 +225,7 @@ KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
     DenseHybridRecipe: hybrid_weights.pair,
     MambaRecipe: mamba_weights.pair,
     NextMambaRecipe: mamba_weights.pair,
+    HalfMambaRecipe: mamba_weights.pair,
     StepRecipe: step_weights.pair,
     FiveStepLayersRecipe: step_weights.pair,
     LatentRecipe: mla_weights.pair,
@@ -247,6 +247,8 @@ MADE_INSTEAD: dict[tuple[str, str], str] = {
     ("oss-tiny", "bfloat16"): "oss-bfloat16",
     ("oss-narrow", "float16"): "oss-narrow-float16",
     ("oss-narrow", "bfloat16"): "oss-narrow-bfloat16",
+    ("hybrid-mamba-next", "float16"): "hybrid-mamba-next-float16",
+    ("hybrid-mamba-next", "bfloat16"): "hybrid-mamba-next-bfloat16",
 }
 
 #: Pairs whose MTP layers read each other's output.

@@ -6,429 +6,257 @@ here may import torch, Hypothesis or sglang.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from cases.boots import (
-    ADAPTER_BOOTS,
-    ADAPTIVE_BOOTS,
-    BOOTS,
-    DP_BOOTS,
-    DRAWN,
-    EAGLE3_BOOTS,
-    HOSTED,
-    HOT_BOOTS,
-    LATENT,
-    LAYERED,
-    MIXED_BOOTS,
-    PAGES,
-    PAIR,
-    PD_BOOTS,
-    RANKED_FIVE,
-    RANKED_PAIR,
-    RECURRENT,
-    SPELLED_BOOTS,
-    STATES,
-    TP_BOOTS,
-    TRAINED,
-    TREES,
-    WEIGHT_BOOTS,
-    WINDOWED,
-    Boot,
-)
-from cases.fixed import default_scenarios, read_twice, shapes
-from cases.fixed_handoff import handoffs, ranked_handoffs
+from cases.boots import BY_NAME, HEADS, OF_FAMILY, PAIR, TWO_BY_TWO, Boot, tree_of
+from cases.fixed import default_scenarios, of_table, shapes
 from cases.fixed_held import held_texts
 from cases.fixed_hicache import host_shapes
-from cases.fixed_parts import parts
-from cases.fixed_ranks import joining, on_boot, rank_shapes
+from cases.fixed_parts import joining, on_boot, parts
 from cases.fixed_recurrent import SHAPES, recurrent_shapes
-from cases.fixed_text import text_shapes
 from cases.fixed_weights import adapter_shapes, weight_shapes
 from cases.fixed_windows import window_shapes
 from harness.contract.scenario import Scenario
-from harness.contract.settings import EngineConfig, SpecConfig
-from harness.coverage import Where, names
+from harness.contract.settings import EngineConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One kind of draft.
 
-    scenarios: the fixed set that `eaglecheck run --family` drives. boots: the boot configurations generation takes
-    turns on. coverage points: what the fixed set must show; a run in which one did not happen is UNKNOWN, since each is
-    asked for by some scenario.
+    scenarios: the fixed set that `eaglecheck run --family` drives, which asks for what it must show. boots: the boot
+    configurations generation takes turns on.
     """
 
     name: str
     why: str
     scenarios: tuple[Scenario, ...]
     boots: tuple[Boot, ...]
-    coverage_points: tuple[str, ...]
 
-    @property
-    def checkpoints(self) -> tuple[str, ...]:
-        """The tiny pairs it uses, in order of first use."""
-        names = [scenario.checkpoint for scenario in self.scenarios] + [boot.checkpoint for boot in self.boots]
-        return tuple(dict.fromkeys(names))
+
+FAMILIES: dict[str, Family] = {}
+
+
+def _family(name: str, why: str, *sets: Iterable[Scenario]) -> None:
+    scenarios = tuple(one for each in sets for one in each)
+    FAMILIES[name] = Family(name=name, why=why, scenarios=scenarios, boots=OF_FAMILY[name])
 
 
 #: Without overlap scheduling a batch that shrinks filters its proposals itself, and their probabilities with them.
 UNLAPPED = EngineConfig(overlap_schedule=False)
 #: The shapes that a boot configuration beside a family's first one is driven through.
 FEW = ("four-together", "chunked-long-prompt", "staggered-arrivals")
-#: The same of text.
-TEXT_FEW = ("together", "chunks", "arrivals", "shared-prefix")
+CACHED = (*FEW, "shared-prefix")
 #: The hand-overs that a configuration beside the first is driven through.
 HANDED = ("together", "last-chunk-of-one", "ends-at-once")
-COMMON = ("non_final_chunk", "batch_shrinks", "batch_grows")
-#: What every family shows of a part of a batch.
-OF_PARTS = ("partial_retraction", "abort_of_some", "pool_exhausted")
 
 
-def _apart(boot: Boot, *, only: tuple[str, ...] = FEW) -> tuple[Scenario, ...]:
+def _apart(boot: Boot, *, prefix: str = "apart-") -> Iterator[Scenario]:
     """A configuration of five steps and a pool that is outgrown: some common shapes, and what happens to a part."""
-    usual = shapes(**boot.given, prefix="apart-", only=only)
-    return (*usual, *parts(boot, prefix="apart-"))
+    yield from (*shapes(**boot.given, prefix=prefix, only=FEW), *parts(boot, prefix=prefix))
 
 
-_EAGLE = Family(
-    name="eagle",
-    why="EAGLE-1 chains: the default set of three steps, and five steps on a pool that is outgrown",
-    scenarios=(*default_scenarios(), read_twice(), *_apart(BOOTS["apart"])),
-    boots=(*BOOTS.values(), STATES, DRAWN),
-    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+def _each(boots: str, *only: str) -> Iterator[Scenario]:
+    """The shapes named `only`, on each of these boot configurations."""
+    yield from (one for name in boots.split() for one in on_boot(BY_NAME[name], only=only))
+
+
+def _ranks(boot: str, prefix: str = "", *only: str) -> list[Scenario]:
+    return of_table("ranks", **BY_NAME[boot].given, prefix=prefix, only=only)
+
+
+_family(
+    "eagle",
+    "EAGLE-1 chains: the default set of three steps, and five steps on a pool that is outgrown",
+    default_scenarios(),
+    of_table("read-twice"),
+    _apart(BY_NAME["apart"]),
+)
+
+_family(
+    "eagle3",
+    "EAGLE-3 heads: three features by default, two and one by name, a smaller vocabulary, a wider draft",
+    shapes(checkpoint="eagle3-tiny", spec=HEADS, prefix="default-"),
+    shapes(checkpoint="eagle3-two", spec=HEADS, prefix="two-", only=FEW),
+    shapes(checkpoint="eagle3-wide", spec=HEADS, prefix="wide-", only=FEW),
+    _apart(BY_NAME["eagle3-apart"]),
+)
+
+_family(
+    "tree",
+    "trees of two, four and eight candidates a step, from a few nodes to all; from three steps on they meet F-003",
+    shapes(spec=TWO_BY_TWO, prefix="t2-", only=FEW),
+    shapes(spec=tree_of(2, 4, 8), prefix="t4-", only=FEW),
+    shapes(spec=tree_of(2, 8, 16), prefix="t8-", only=FEW),
+    shapes(spec=tree_of(2, 2, 3), prefix="few-", only=FEW),
+    shapes(spec=BY_NAME["small-tree"].spec, engine=UNLAPPED, prefix="few-unlapped-", only=("four-together",)),
+    _apart(BY_NAME["tree-apart"]),
+    shapes(spec=BY_NAME["tree"].spec, prefix="three-steps-", only=FEW),
+    shapes(spec=BY_NAME["wide-tree"].spec, prefix="three-wide-", only=FEW),
+    _apart(BY_NAME["deep-apart"], prefix="five-steps-apart-"),
 )
 
 #: Chunks are whole pages, so a page of 64 needs a longer one.
-_PAGED = Family(
-    name="paged",
-    why="pages of 4, 16 and 64 tokens, chains and trees",
-    scenarios=(
-        *shapes(engine=EngineConfig(page_size=4), prefix="page4-", only=(*FEW, "shared-prefix")),
-        *shapes(engine=EngineConfig(page_size=16), prefix="page16-", only=(*FEW, "shared-prefix")),
-        *shapes(engine=EngineConfig(page_size=64), chunk=64, prefix="page64-", only=FEW),
-        *shapes(
-            spec=SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=6),
-            engine=EngineConfig(page_size=4),
-            prefix="page4-tree-",
-            only=(*FEW, "shared-prefix"),
-        ),
-        *shapes(
-            spec=PAGES["pages-16-tree"].spec,
-            engine=PAGES["pages-16-tree"].engine,
-            prefix="page16-tree-",
-            only=("four-together",),
-        ),
-        *_apart(PAGES["pages-apart"]),
-    ),
-    boots=(BOOTS["pages"], *PAGES.values()),
-    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit"),
+_family(
+    "paged",
+    "pages of 4, 16 and 64 tokens, chains and trees",
+    shapes(engine=EngineConfig(page_size=4), prefix="page4-", only=CACHED),
+    shapes(engine=EngineConfig(page_size=16), prefix="page16-", only=CACHED),
+    shapes(engine=EngineConfig(page_size=64), chunk=64, prefix="page64-", only=FEW),
+    shapes(spec=TWO_BY_TWO, engine=EngineConfig(page_size=4), prefix="page4-tree-", only=CACHED),
+    shapes(**BY_NAME["pages-16-tree"].given, prefix="page16-tree-", only=("four-together",)),
+    _apart(BY_NAME["pages-apart"]),
 )
 
-_TREE = Family(
-    name="tree",
-    why="trees of two, four and eight candidates a step, from a few nodes to all; from three steps on they meet F-003",
-    scenarios=(
-        *shapes(spec=SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=6), prefix="t2-", only=FEW),
-        *shapes(spec=SpecConfig(num_steps=2, eagle_topk=4, num_draft_tokens=8), prefix="t4-", only=FEW),
-        *shapes(spec=SpecConfig(num_steps=2, eagle_topk=8, num_draft_tokens=16), prefix="t8-", only=FEW),
-        *shapes(spec=SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=3), prefix="few-", only=FEW),
-        *shapes(spec=TREES["small-tree"].spec, engine=UNLAPPED, prefix="few-unlapped-", only=("four-together",)),
-        *_apart(TREES["tree-apart"]),
-        *shapes(spec=TREES["tree"].spec, prefix="three-steps-", only=FEW),
-        *shapes(spec=TREES["wide-tree"].spec, prefix="three-wide-", only=FEW),
-        *(one.model_copy(update={"name": f"five-steps-{one.name}"}) for one in _apart(TREES["deep-apart"])),
-    ),
-    boots=tuple(TREES.values()),
-    coverage_points=(*COMMON, *OF_PARTS),
+_family(
+    "mla",
+    "latent attention and a NextN layer, DeepSeek-V3 style: chains, pages of four tokens, trees of two candidates",
+    shapes(checkpoint="mla-tiny"),
+    shapes(checkpoint="mla-tiny", engine=EngineConfig(page_size=4), prefix="page4-", only=CACHED),
+    shapes(checkpoint="mla-tiny", spec=TWO_BY_TWO, prefix="tree-", only=FEW),
+    _apart(BY_NAME["latent-apart"]),
 )
 
-_HEADS = SpecConfig(algorithm="EAGLE3", num_steps=3, eagle_topk=1, num_draft_tokens=4)
-_EAGLE3 = Family(
-    name="eagle3",
-    why="EAGLE-3 heads: three features by default, two and one by name, a smaller vocabulary, a wider draft",
-    scenarios=(
-        *shapes(checkpoint="eagle3-tiny", spec=_HEADS, prefix="default-"),
-        *shapes(checkpoint="eagle3-two", spec=_HEADS, prefix="two-", only=FEW),
-        *shapes(checkpoint="eagle3-wide", spec=_HEADS, prefix="wide-", only=FEW),
-        *_apart(EAGLE3_BOOTS["eagle3-apart"]),
-    ),
-    boots=tuple(EAGLE3_BOOTS.values()),
-    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+_family(
+    "mtp",
+    "multi-layer MTP: three layers, each proposing one token; they read the target's states, or each other's",
+    _each("layers", *(one.name for one in default_scenarios() if one.name != "shared-prefix")),
+    _each("layers-pages", *FEW),
+    _each("layers-cache", "shared-prefix"),
+    _each("layers-chained", *FEW, "chunk-borders", "finish-together", "abort-midway"),
+    _apart(BY_NAME["layers-apart"]),
+    parts(BY_NAME["chained-apart"], prefix="chained-apart-", only=("some-taken-back", "some-aborted")),
 )
 
-_DP = Family(
-    name="dp",
-    why="DP attention over two ranks, idle ones too: EAGLE-3 drafts as wide as the target and wider, MTP layers",
-    scenarios=(
-        *rank_shapes(DP_BOOTS["dp"]),
-        *rank_shapes(DP_BOOTS["dp-wide"], prefix="wide-", only=("held-back", "idle-inside-chunks")),
-        *parts(DP_BOOTS["dp-apart"], prefix="apart-"),
-        *rank_shapes(DP_BOOTS["dp-lm-head"], prefix="lm-head-", only=("held-back", "uneven-batches")),
-        *rank_shapes(DP_BOOTS["dp-layers"], prefix="layers-", only=("held-back", "uneven-batches")),
-        *rank_shapes(DP_BOOTS["dp-layers-head"], prefix="layers-head-", only=("held-back",)),
-    ),
-    boots=tuple(DP_BOOTS.values()),
-    # How ranks pad is the release's choice, and older ones have no coordination.
-    coverage_points=(
-        *(name for name in names(Where.RANKS) if not name.startswith("padded_") and name != "verify_beside_prefill"),
-        *OF_PARTS,
-    ),
+_family(
+    "window",
+    "a KV pool of their own for layers with sliding windows: gpt-oss style with EAGLE-3, MiMo-V2 style with MTP",
+    *map(window_shapes, OF_FAMILY["window"]),
+    parts(BY_NAME["window-pool"], prefix="window-pool-"),
 )
 
-_TP = Family(
-    name="tp",
-    why="two and four TP ranks that share each request: EAGLE, EAGLE-3, trees, pages, latents, MTP",
-    scenarios=(
-        *on_boot(TP_BOOTS["tp"]),
-        *on_boot(TP_BOOTS["tp-pages"], only=("shared-prefix", "retracted", "chunked-long-prompt")),
-        *(
-            one
-            for name in ("tp-eagle3", "tp-latent", "tp-tree", "tp-layers", "tp-four")
-            for one in on_boot(TP_BOOTS[name], only=("four-together", "chunked-long-prompt"))
-        ),
-        *rank_shapes(TP_BOOTS["tp-below-dp"], prefix="tp-below-dp-", only=("uneven-batches",)),
-        *parts(TP_BOOTS["tp-five"], prefix="tp-five-"),
+_family(
+    "recurrent",
+    "recurrent states: Qwen3-Next and Qwen3.5 style targets with their MTP layer, Nemotron-H style with either",
+    recurrent_shapes(BY_NAME["hybrid"], only=SHAPES),
+    *(
+        recurrent_shapes(BY_NAME[f"hybrid-{name}"])
+        for name in ("cache", "long", "tree", "dense", "mamba", "mamba-cache", "mamba-next")
     ),
-    boots=tuple(TP_BOOTS.values()),
-    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "retract_resume"),
+    parts(BY_NAME["hybrid-pool"], prefix="hybrid-pool-"),
 )
 
-_ADAPTIVE = Family(
-    name="adaptive",
-    why="a number of draft steps that changes while SGLang serves, none included: EAGLE, and EAGLE-3 over pages",
-    scenarios=(
-        *(
-            one
-            for name in ("adaptive", "adaptive-eagle3")
-            for one in on_boot(
-                ADAPTIVE_BOOTS[name], only=("four-together", "staggered-arrivals", "shared-prefix", "retracted")
-            )
-        ),
-        *parts(ADAPTIVE_BOOTS["adaptive-pool"], prefix="adaptive-pool-"),
-    ),
-    boots=tuple(ADAPTIVE_BOOTS.values()),
-    coverage_points=(*OF_PARTS, "batch_shrinks", "batch_grows", "prefix_hit", "retract_resume"),
+_family(
+    "hicache",
+    "a hierarchical cache: evicted, written to the host and storage, loaded back; chains, trees, windows, layers",
+    *(host_shapes(boot) for boot in OF_FAMILY["hicache"] if boot.name != "hicache-five"),
+    parts(BY_NAME["hicache-five"], prefix="hicache-five-"),
 )
 
-_TEXTS = Family(
-    name="texts",
-    why="requests as texts, with a tokenizer: grammars, thoughts before them, stop strings and patterns",
-    scenarios=(*held_texts(), *parts(SPELLED_BOOTS["texts-five"], prefix="five-")),
-    boots=tuple(SPELLED_BOOTS.values()),
-    coverage_points=(
-        *OF_PARTS,
-        *("first_token_by_grammar", "draft_off_grammar", "constrained_beside_free", "grammar_ends_text"),
-        *("stop_string_inside_run", "ended_by_stop_regex", "grammar_after_thoughts"),
-    ),
-)
-
-_MIXED = Family(
-    name="mixed",
-    why="requests that decode by one token in batches of prompt chunks: EAGLE chains and trees, EAGLE-3 over pages",
-    scenarios=(
-        *(
-            one
-            for boot in (MIXED_BOOTS[name] for name in ("mixed", "mixed-eagle3", "mixed-tree"))
-            for one in (*on_boot(boot, only=("staggered-arrivals", "shared-prefix", "retracted")), joining(boot))
-        ),
-        *parts(MIXED_BOOTS["mixed-five"], prefix="mixed-five-"),
-    ),
-    boots=tuple(MIXED_BOOTS.values()),
-    coverage_points=(*OF_PARTS, "mixed_batch", "non_final_chunk", "batch_grows", "prefix_hit", "retract_resume"),
-)
-
-_WEIGHTS = Family(
-    name="weights",
-    why="weights that change while SGLang serves, and memory given back: EAGLE, EAGLE-3, MTP, latents, TP ranks",
-    scenarios=(
-        *(one for boot in WEIGHT_BOOTS.values() for one in weight_shapes(boot)),
-        *parts(WEIGHT_BOOTS["weights-five"], prefix="weights-five-"),
-    ),
-    boots=tuple(WEIGHT_BOOTS.values()),
-    coverage_points=(*names(Where.UPDATED), *OF_PARTS),
-)
-
-_ADAPTERS = Family(
-    name="lora",
-    why="LoRA adapters on the target, requests with and without them in one batch: EAGLE chains and trees, EAGLE-3",
-    scenarios=(
-        *(one for name in ("lora", "lora-tree", "lora-eagle3") for one in adapter_shapes(ADAPTER_BOOTS[name])),
-        *parts(ADAPTER_BOOTS["lora-five"], prefix="lora-five-"),
-    ),
-    boots=tuple(ADAPTER_BOOTS.values()),
-    coverage_points=(
-        *OF_PARTS,
-        "adapters_in_one_batch",
-        "non_final_chunk",
-        "batch_grows",
-        "prefix_hit",
-        "retract_resume",
-    ),
-)
-
-_HOT = Family(
-    name="token-map",
-    why="EAGLE drafts that propose some tokens only (FR-Spec): chains and trees",
-    scenarios=(
-        *(
-            one
-            for name in ("hot-tokens", "hot-tree")
-            for one in on_boot(
-                HOT_BOOTS[name], only=("four-together", "chunked-long-prompt", "staggered-arrivals", "retracted")
-            )
-        ),
-        *parts(HOT_BOOTS["hot-five"], prefix="hot-five-"),
-    ),
-    boots=tuple(HOT_BOOTS.values()),
-    coverage_points=(*COMMON, *OF_PARTS, "retract_resume"),
-)
-
-_LAYERS = LAYERED["layers"]
-_MTP = Family(
-    name="mtp",
-    why="multi-layer MTP: three layers, each proposing one token; they read the target's states, or each other's",
-    scenarios=(
-        *(
-            one
-            for boot, only in (
-                (_LAYERS, tuple(one.name for one in default_scenarios() if one.name != "shared-prefix")),
-                (LAYERED["layers-pages"], FEW),
-                (LAYERED["layers-cache"], ("shared-prefix",)),
-                (LAYERED["layers-chained"], (*FEW, "chunk-borders", "finish-together", "abort-midway")),
-            )
-            for one in shapes(**boot.given, prefix=f"{boot.name}-", only=only)
-        ),
-        *_apart(LAYERED["layers-apart"]),
-        *parts(LAYERED["chained-apart"], prefix="chained-apart-", only=("some-taken-back", "some-aborted")),
-    ),
-    boots=tuple(LAYERED.values()),
-    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
-)
-
-_MLA = Family(
-    name="mla",
-    why="latent attention and a NextN layer, DeepSeek-V3 style: chains, pages of four tokens, trees of two candidates",
-    scenarios=(
-        *shapes(checkpoint="mla-tiny"),
-        *shapes(checkpoint="mla-tiny", engine=EngineConfig(page_size=4), prefix="page4-", only=(*FEW, "shared-prefix")),
-        *shapes(
-            checkpoint="mla-tiny",
-            spec=SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=6),
-            prefix="tree-",
-            only=FEW,
-        ),
-        *_apart(LATENT["latent-apart"]),
-    ),
-    boots=tuple(LATENT.values()),
-    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
-)
-
-_DISAGG = Family(
-    name="disagg",
-    why="prefill and decode on two engines: EAGLE-1 chains, EAGLE-3 drafts wider than their target, trees, pages",
-    scenarios=(
-        *handoffs(),
-        *handoffs(checkpoint="eagle3-wide", spec=_HEADS, prefix="wide-", only=HANDED),
-        *handoffs(spec=SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=6), prefix="tree-", only=HANDED),
-        *handoffs(engine=PAIR.model_copy(update={"page_size": 4}), prefix="page4-", only=HANDED),
-        *handoffs(checkpoint="eagle-apart", spec=PD_BOOTS["pd-five"].spec, prefix="apart-", only=HANDED),
-        *parts(PD_BOOTS["pd-five"], prefix="apart-"),
-    ),
-    boots=tuple(PD_BOOTS.values()),
-    # Before 0.5.23 no decode side that speculates may keep a prefix cache, or survives a late write: in files.
-    coverage_points=(
-        *(name for name in names(Where.HANDOFF) if name not in ("prefix_on_decode_side", "late_write")),
-        *OF_PARTS,
-    ),
-)
-
-_DISAGG_DP = Family(
-    name="disagg-dp",
-    why="hand-overs to a decode side of two DP-attention ranks, one of them idle, busy, or handed over to as well",
-    scenarios=(
-        *ranked_handoffs(),
-        *ranked_handoffs(boot=RANKED_FIVE, prefix="five-"),
-        *parts(RANKED_FIVE, prefix="five-"),
-    ),
-    boots=(RANKED_PAIR, RANKED_FIVE),
-    coverage_points=(
-        *names(Where.HANDOFF_RANKS),
-        *OF_PARTS,
-        "prebuilt_all_finished",
-        "failed_transfer",
-        "abort_in_transfer",
-    ),
-)
-
-_TRAINED = Family(
-    name="trained",
-    why="trained weights over Python source: EAGLE-3 chains of three and five steps and trees, EAGLE-1 chains",
-    scenarios=tuple(
-        one
-        for boot, prefix, only in (
-            (TRAINED["trained"], "", ()),
-            (TRAINED["trained-long"], "long-", TEXT_FEW),
-            (TRAINED["trained-tree"], "tree-", TEXT_FEW),
-            (TRAINED["trained-eagle1"], "eagle1-", TEXT_FEW),
-            (TRAINED["trained-tight"], "tight-", ("pool", "taken-back", "abort-of-some")),
+_family(
+    "trained",
+    "trained weights over Python source: EAGLE-3 chains of three and five steps and trees, EAGLE-1 chains",
+    of_table("text", **BY_NAME["trained"].given),
+    *(
+        of_table(
+            "text",
+            **BY_NAME[f"trained-{name}"].given,
+            prefix=f"{name}-",
+            only=("together", "chunks", "arrivals", "shared-prefix"),
         )
-        for one in text_shapes(**boot.given, prefix=prefix, only=only)
+        for name in ("long", "tree", "eagle1")
     ),
-    boots=tuple(TRAINED.values()),
-    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
+    of_table("text-pool", **BY_NAME["trained-tight"].given, prefix="tight-"),
 )
 
-_WINDOW = Family(
-    name="window",
-    why="a KV pool of their own for layers with sliding windows: gpt-oss style with EAGLE-3, MiMo-V2 style with MTP",
-    scenarios=(
-        *(one for boot in WINDOWED.values() for one in window_shapes(boot)),
-        *parts(WINDOWED["window-pool"], prefix="window-pool-"),
-    ),
-    boots=tuple(WINDOWED.values()),
-    coverage_points=(*COMMON, *OF_PARTS, *names(Where.WINDOWS), "prefix_hit"),
-)
-_HICACHE = Family(
-    name="hicache",
-    why="a hierarchical cache: evicted, written to the host and storage, loaded back; chains, trees, windows, layers",
-    scenarios=(
-        *(one for name, boot in HOSTED.items() if name != "hicache-five" for one in host_shapes(boot)),
-        *parts(HOSTED["hicache-five"], prefix="hicache-five-"),
-    ),
-    boots=tuple(HOSTED.values()),
-    coverage_points=(*OF_PARTS, "non_final_chunk", "batch_shrinks", "prefix_hit", *names(Where.HOST)),
+_family(
+    "texts",
+    "requests as texts, with a tokenizer: grammars, thoughts before them, stop strings and patterns",
+    held_texts(),
+    parts(BY_NAME["texts-five"], prefix="five-"),
 )
 
-_RECURRENT = Family(
-    name="recurrent",
-    why="recurrent states: Qwen3-Next and Qwen3.5 style targets with their MTP layer, Nemotron-H style with either",
-    scenarios=(
-        *recurrent_shapes(RECURRENT["hybrid"], only=SHAPES),
-        *(
-            one
-            for name in (
-                "hybrid-cache",
-                "hybrid-long",
-                "hybrid-tree",
-                "hybrid-dense",
-                "hybrid-mamba",
-                "hybrid-mamba-cache",
-                "hybrid-mamba-next",
-            )
-            for one in recurrent_shapes(RECURRENT[name])
-        ),
-        *parts(RECURRENT["hybrid-pool"], prefix="hybrid-pool-"),
-    ),
-    boots=tuple(RECURRENT.values()),
-    coverage_points=(*COMMON, *OF_PARTS, *names(Where.RECURRENT), "abort_in_decode"),
+_family(
+    "dp",
+    "DP attention over two ranks, idle ones too: EAGLE-3 drafts as wide as the target and wider, MTP layers",
+    _ranks("dp"),
+    _ranks("dp-wide", "wide-", "held-back", "idle-inside-chunks"),
+    parts(BY_NAME["dp-apart"], prefix="apart-"),
+    _ranks("dp-lm-head", "lm-head-", "held-back", "uneven-batches"),
+    _ranks("dp-layers", "layers-", "held-back", "uneven-batches"),
+    _ranks("dp-layers-head", "layers-head-", "held-back"),
+    # How ranks pad is the release's choice, and older ones have no coordination.
 )
 
-_ALL = (
-    *(_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _WINDOW, _RECURRENT, _HICACHE, _TRAINED, _TEXTS, _DP, _TP),
-    *(_ADAPTIVE, _MIXED, _WEIGHTS, _ADAPTERS, _HOT, _DISAGG, _DISAGG_DP),
+_family(
+    "tp",
+    "two and four TP ranks that share each request: EAGLE, EAGLE-3, trees, pages, latents, MTP",
+    on_boot(BY_NAME["tp"]),
+    _each("tp-pages", "shared-prefix", "retracted", "chunked-long-prompt"),
+    _each("tp-eagle3 tp-latent tp-tree tp-layers tp-four", "four-together", "chunked-long-prompt"),
+    _ranks("tp-below-dp", "tp-below-dp-", "uneven-batches"),
+    parts(BY_NAME["tp-five"], prefix="tp-five-"),
 )
-FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
+
+_family(
+    "adaptive",
+    "a number of draft steps that changes while SGLang serves, none included: EAGLE, and EAGLE-3 over pages",
+    _each("adaptive adaptive-eagle3", *("four-together", "staggered-arrivals", "shared-prefix", "retracted")),
+    parts(BY_NAME["adaptive-pool"], prefix="adaptive-pool-"),
+)
+
+_family(
+    "mixed",
+    "requests that decode by one token in batches of prompt chunks: EAGLE chains and trees, EAGLE-3 over pages",
+    *(
+        (*on_boot(BY_NAME[name], only=("staggered-arrivals", "shared-prefix", "retracted")), joining(BY_NAME[name]))
+        for name in ("mixed", "mixed-eagle3", "mixed-tree")
+    ),
+    parts(BY_NAME["mixed-five"], prefix="mixed-five-"),
+)
+
+_family(
+    "weights",
+    "weights that change while SGLang serves, and memory given back: EAGLE, EAGLE-3, MTP, latents, TP ranks",
+    *map(weight_shapes, OF_FAMILY["weights"]),
+    parts(BY_NAME["weights-five"], prefix="weights-five-"),
+)
+
+_family(
+    "lora",
+    "LoRA adapters on the target, requests with and without them in one batch: EAGLE chains and trees, EAGLE-3",
+    *(adapter_shapes(BY_NAME[name]) for name in ("lora", "lora-tree", "lora-eagle3")),
+    parts(BY_NAME["lora-five"], prefix="lora-five-"),
+)
+
+_family(
+    "token-map",
+    "EAGLE drafts that propose some tokens only (FR-Spec): chains and trees",
+    _each("hot-tokens hot-tree", *("four-together", "chunked-long-prompt", "staggered-arrivals", "retracted")),
+    parts(BY_NAME["hot-five"], prefix="hot-five-"),
+)
+
+_family(
+    "disagg",
+    "prefill and decode on two engines: EAGLE-1 chains, EAGLE-3 drafts wider than their target, trees, pages",
+    of_table("handoff", engine=PAIR),
+    of_table("handoff", engine=PAIR, checkpoint="eagle3-wide", spec=HEADS, prefix="wide-", only=HANDED),
+    of_table("handoff", engine=PAIR, spec=TWO_BY_TWO, prefix="tree-", only=HANDED),
+    of_table("handoff", engine=PAIR.model_copy(update={"page_size": 4}), prefix="page4-", only=HANDED),
+    of_table("handoff", **BY_NAME["pd-five"].given, prefix="apart-", only=HANDED),
+    parts(BY_NAME["pd-five"], prefix="apart-"),
+    # Before 0.5.23 no decode side that speculates may keep a prefix cache, or survives a late write: in files.
+)
+
+_family(
+    "disagg-dp",
+    "hand-overs to a decode side of two DP-attention ranks, one of them idle, busy, or handed over to as well",
+    of_table("handoff-ranks", **BY_NAME["pd-ranks"].given, prefix="ranks-"),
+    of_table("handoff-ranks", **BY_NAME["pd-ranks-five"].given, prefix="five-"),
+    parts(BY_NAME["pd-ranks-five"], prefix="five-"),
+)
+
 #: What a test session drives of families it was not asked for.
 SOME: dict[str, tuple[str, ...]] = {
     "lora": ("lora-together",),

@@ -54,13 +54,7 @@ def _together(name: str, boot: Boot, asked: Asked, *wants: str) -> Scenario:
     requests = tuple(
         RequestSpec(rid=rid, input_ids=prompt, max_new_tokens=new, **keys) for rid, (prompt, new, keys) in asked.items()
     )
-    return Scenario(
-        name=name,
-        **boot.given,
-        requests=requests,
-        script=(submit(*asked), DRAIN),
-        wants=wants,
-    )
+    return Scenario(name=name, **boot.given, requests=requests, script=(submit(*asked), DRAIN), wants=wants)
 
 
 def held_texts() -> Iterator[Scenario]:

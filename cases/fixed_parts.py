@@ -1,7 +1,7 @@
-"""The fixed scenarios in which something happens to a part of a batch only: taken back, aborted, or held.
+"""Fixed scenarios of any boot configuration: common shapes by its name, and what happens to a part of a batch only.
 
-On a small pool, it runs out in one of them. To add one: a `program` in `parts`. Pure data; it must not know which bugs
-exist, and must not import torch or sglang.
+A part is taken back, aborted, or held; on a small pool, it runs out in one of them. To add one: a `program` in `parts`.
+Pure data; it must not know which bugs exist, and must not import torch or sglang.
 """
 
 from __future__ import annotations
@@ -11,75 +11,59 @@ from itertools import cycle
 from typing import Any
 
 from cases.boots import OUTGROWN, Boot
-from cases.fixed import DRAIN, abort, chosen, never, request, steps, submit
-from harness.contract.requests import RequestSpec
+from cases.fixed import never, of_table, ops_of, requests_of
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 
+#: Whom SGLang's own switch for testing takes back.
+SWITCH = Op(kind="retract", name="test")
 
-def retract(*rids: str) -> Op:
-    """Some of those that run; none named: whom SGLang's own switch for testing takes."""
-    return Op(kind="retract", rids=rids, name=None if rids else "test")
+
+def on_boot(boot: Boot, *, only: Sequence[str] = ()) -> list[Scenario]:
+    """Every common batch shape on a boot, and a retraction; each named after the boot."""
+    return of_table("shapes", "retracted", **boot.given, prefix=f"{boot.name}-", only=only)
+
+
+def joining(boot: Boot) -> Scenario:
+    """Two requests run while the prompt of a third arrives in chunks."""
+    return of_table("mixed", **boot.given, prefix=f"{boot.name}-")[0]
 
 
 def parts(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> list[Scenario]:
-    """Each once; those for which the boot configuration has no pool or no prompts of its own are left out."""
+    """Each once; those for which the boot configuration has no pool or no prompts of its own are left out.
+
+    Requests have each adapter in turn, and none, where there are any. Of several ranks the last has one more request.
+    """
     made = boot.program(prefix)
-
-    def program(name: str, requests: Sequence[RequestSpec], *rest: Any, **more: Any) -> Scenario:
-        """Requests with each adapter in turn, and with none, where there are any."""
-        turns = cycle((*boot.engine.lora_paths, None))
-        return made(name, [one.model_copy(update={"lora_path": next(turns)}) for one in requests], *rest, **more)
-
     last = boot.engine.dp_size - 1
-    beside = [request("z", 17, seed=397, new=26, dp_rank=last)] * (last > 0)
-    also = [one.rid for one in beside]
-    three = [request(rid, 19 - 7 * i, seed=301 + i, new=20 + i) for i, rid in enumerate("abc")]
+    more, also = (f", z 17@397 new=26 rank={last}", " z") if last else ("", "")
+
+    def program(name: str, requests: str, *script: str | Op, **asked: Any) -> Scenario:
+        turns = cycle((*boot.engine.lora_paths, None))
+        each = [one.model_copy(update={"lora_path": next(turns)}) for one in requests_of(requests)]
+        ops = [op for part in script for op in ([part] if isinstance(part, Op) else ops_of(part))]
+        return made(name, each, ops, **asked)
+
+    three = f"a 19@301 new=20, b 12@302 new=21, c 5@303 new=22{more}"
+    back = "partial_retraction retract_resume"
+    switched = (f"submit a b{also}; step 2; submit c; step 4", SWITCH, "step 4", SWITCH)
     every = [
-        program(
-            "some-taken-back",
-            [*three, *beside],
-            [submit(*"abc", *also), steps(4), retract("b"), DRAIN],
-            wants=["partial_retraction", "retract_resume"],
-        ),
-        program(
-            "switch-takes-back",
-            [*three, *beside],
-            [submit("a", "b", *also), steps(2), submit("c"), steps(4), retract(), steps(4), retract(), DRAIN],
-            wants=["partial_retraction", "retract_resume"],
-        ),
-        program(
-            "some-aborted",
-            [*three, *beside],
-            [submit(*"abc", *also), steps(4), abort("b"), DRAIN],
-            wants=["abort_of_some"],
-        ),
+        program("some-taken-back", three, f"submit a b c{also}; step 4; retract b", wants=back),
+        program("switch-takes-back", three, *switched, wants=back),
+        program("some-aborted", three, f"submit a b c{also}; step 4; abort b", wants="abort_of_some"),
     ]
     if not boot.engine.disaggregation:
-        half_read, busy = request("a", 50, seed=311, new=9), request("b", 6, seed=312, new=23)
+        script = "submit b; step 2; submit a; step 2; pause; step 2; resume"
         every.append(
-            program(
-                "held-in-chunk",
-                [busy, half_read],
-                [submit("b"), steps(2), submit("a"), steps(2), Op(kind="pause"), steps(2), Op(kind="resume"), DRAIN],
-                wants=["pause_in_chunk"],
-                chunk=16,
-            )
+            program("held-in-chunk", "b 6@312 new=23, a 50@311 new=9", script, wants="pause_in_chunk", chunk=16)
         )
     if boot.engine.max_total_tokens == OUTGROWN["max_total_tokens"]:
         # Room for all that it may generate is kept for a request that nothing can stop, and for one that is let in. So
         # two prompts leave little more than that: both are in before the first decode, and outgrow the pool even if one
         # of them accepts six tokens a verify while the other accepts one. A third comes in as soon as the release lets.
-        long = [
-            request(rid, length, seed=321 + i, new=new, stop_ids=(never(boot.checkpoint),))
-            for i, (rid, length, new) in enumerate((("a", 36, 70), ("b", 31, 71), ("c", 9, 40)))
-        ]
-        every.append(
-            program(
-                "pool-runs-out",
-                [*long, *beside],
-                [submit(*"abc", *also), DRAIN],
-                wants=["pool_exhausted", "partial_retraction"],
-            )
-        )
-    return chosen(every, prefix=prefix, only=only)
+        stop = f"stop={never(boot.checkpoint)}"
+        long = f"a 36@321 new=70 {stop}, b 31@322 new=71 {stop}, c 9@323 new=40 {stop}{more}"
+        out = "pool_exhausted partial_retraction"
+        every.append(program("pool-runs-out", long, f"submit a b c{also}", wants=out))
+    by_name = {scenario.name.removeprefix(prefix): scenario for scenario in every}
+    return [by_name[name] for name in only] if only else every

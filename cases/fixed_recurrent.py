@@ -7,10 +7,8 @@ Pure data; it must not know which bugs exist.
 from __future__ import annotations
 
 from cases.boots import Boot
-from cases.fixed import DRAIN, abort, request, shapes, steps, submit, tokens
-from harness.contract.requests import RequestSpec
+from cases.fixed import shapes
 from harness.contract.scenario import Scenario
-from harness.contract.script import Op
 
 #: Of the common shapes; the boots beside the plainest have some of them.
 SHAPES = (
@@ -40,29 +38,20 @@ def recurrent_shapes(boot: Boot, *, only: tuple[str, ...] = FEW) -> list[Scenari
 
 def _slot_given_on(boot: Boot, prefix: str) -> Scenario:
     """One of two is aborted between verifies; the other goes on, and the next to come gets the slot of its states."""
-    program = boot.program(prefix)
-    requests = [request("a", 14, seed=441, new=16), request("b", 11, seed=442), request("c", 9, seed=443, new=9)]
-    script = [submit("a", "b"), steps(5), abort("b"), steps(1), submit("c"), DRAIN]
-    return program("slot-given-on", requests, script, wants=["abort_in_decode", "state_behind_abort"])
+    requests = "a 14@441 new=16, b 11@442, c 9@443 new=9"
+    script = "submit a b; step 5; abort b; step 1; submit c"
+    return boot.program(prefix)("slot-given-on", requests, script, wants="abort_in_decode state_behind_abort")
 
 
 def _taken_back(boot: Boot, prefix: str) -> Scenario:
     """Taken back once before it decodes, where the cache has all of its prompt's states, and once in a verify."""
-    program = boot.program(prefix)
-    requests = [request("a", 20, seed=451, new=12), request("b", 27, seed=452, new=9)]
-    script = [submit("a", "b"), steps(3), Op(kind="retract"), steps(5), Op(kind="retract"), DRAIN]
-    wants = ["retract_resume", "state_from_cache", "state_after_retraction"]
-    return program("taken-back", requests, script, wants=wants, chunk=16)
+    requests, script = "a 20@451 new=12, b 27@452 new=9", "submit a b; step 3; retract; step 5; retract"
+    wants = "retract_resume state_from_cache state_after_retraction"
+    return boot.program(prefix)("taken-back", requests, script, wants=wants, chunk=16)
 
 
 def _goes_on(boot: Boot, prefix: str) -> Scenario:
     """A text that ended, or a chunk of it that did, has states in the cache: others go on there, and beyond it."""
-    program = boot.program(prefix)
-    shared = tokens(seed=430, length=40)
-    requests = [
-        RequestSpec(rid="a", input_ids=shared, max_new_tokens=18),
-        RequestSpec(rid="b", input_ids=shared[:32] + tokens(seed=431, length=9), max_new_tokens=14),
-        RequestSpec(rid="c", input_ids=shared + tokens(seed=432, length=3), max_new_tokens=11),
-    ]
-    script = [submit("a"), steps(24), submit("b"), steps(6), submit("c"), DRAIN]
-    return program("goes-on", requests, script, wants=["state_from_cache", "non_final_chunk"], chunk=32)
+    requests = "a 40@430 new=18, b 32@430+9@431 new=14, c 40@430+3@432 new=11"
+    script = "submit a; step 24; submit b; step 6; submit c"
+    return boot.program(prefix)("goes-on", requests, script, wants="state_from_cache non_final_chunk", chunk=32)

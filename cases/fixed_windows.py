@@ -7,8 +7,7 @@ data; it must not know which bugs exist.
 from __future__ import annotations
 
 from cases.boots import Boot
-from cases.fixed import DRAIN, request, shapes, steps, submit, tokens
-from harness.contract.requests import RequestSpec
+from cases.fixed import shapes
 from harness.contract.scenario import Scenario
 
 #: New tokens after which some have left every window, however many a verify accepts.
@@ -20,34 +19,18 @@ def window_shapes(boot: Boot) -> list[Scenario]:
     prefix = f"{boot.name}-"
     program = boot.program(prefix)
     every = [
-        program(
-            "outlived",
-            [request("a", 50, seed=401, new=LONG)],
-            [submit("a"), DRAIN],
-            wants=["non_final_chunk", "window_evicted"],
-            chunk=16,
-        ),
+        program("outlived", f"a 50@401 new={LONG}", "submit a", wants="non_final_chunk window_evicted", chunk=16),
         program(
             "together",
-            [request(rid, 5 + 14 * i, seed=410 + i, new=LONG - 9 * i) for i, rid in enumerate("abc")],
-            [submit("a", "b"), steps(3), submit("c"), DRAIN],
-            wants=["window_evicted", "batch_grows", "batch_shrinks"],
+            f"a 5@410 new={LONG}, b 19@411 new={LONG - 9}, c 33@412 new={LONG - 18}",
+            "submit a b; step 3; submit c",
+            wants="window_evicted batch_grows batch_shrinks",
             chunk=32,
         ),
     ]
     if not boot.engine.radix_cache:
-        (chunked,) = shapes(
-            **boot.given,
-            prefix=prefix,
-            only=("chunked-long-prompt",),
-        )
+        (chunked,) = shapes(**boot.given, prefix=prefix, only=("chunked-long-prompt",))
         return [*every, chunked.model_copy(update={"wants": (*chunked.wants, "window_evicted_in_prompt")})]
-    shared = tokens(seed=420, length=40)
-    requests = [
-        RequestSpec(rid="a", input_ids=shared, max_new_tokens=LONG),
-        RequestSpec(rid="b", input_ids=shared[:32] + tokens(seed=421, length=9), max_new_tokens=24),
-        RequestSpec(rid="c", input_ids=shared + tokens(seed=422, length=3), max_new_tokens=12),
-    ]
-    script = [submit("a"), steps(6), submit("b"), steps(40), submit("c"), DRAIN]
-    wants = ["prefix_hit", "prefix_hit_past_window", "window_evicted"]
+    requests = f"a 40@420 new={LONG}, b 32@420+9@421 new=24, c 40@420+3@422 new=12"
+    script, wants = "submit a; step 6; submit b; step 40; submit c", "prefix_hit prefix_hit_past_window window_evicted"
     return [*every, program("shared-prefix", requests, script, wants=wants)]

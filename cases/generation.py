@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from random import Random
+from typing import Any
 
 from hypothesis import strategies as st
 
 from cases import templates, templates_answers, templates_handoff, templates_rules, templates_texts
-from cases.asking import asking
 from cases.boots import Boot
 from cases.kit import TEMPLATES, Kit, Opening, possible, shortest_life, turns
 from harness.checks.logprobs import LOOSE
@@ -23,6 +23,8 @@ from harness.contract.scenario import Scenario
 #: Importing them registers their templates.
 ROOMS = (templates, templates_answers, templates_handoff, templates_rules, templates_texts)
 MOST_REQUESTS = 5
+#: Ids that a request may ask the log-probabilities of.
+MOST_IDS = 3
 #: What a request returns whose text two models may write: no reference says log-probabilities of that.
 WITHOUT_LOGPROBS = {name: RequestSpec.model_fields[name].default for name in ("return_logprob", *OF_LOGPROBS)}
 #: What a witness does not know: how a token is drawn or ruled out, and what comes back beside it.
@@ -178,3 +180,41 @@ def _abort(kit: Kit, arrival: int, request: RequestSpec, *, calm: int) -> None:
     first, last = max(arrival, calm), arrival + shortest_life(request, k=kit.k)
     if first <= last:
         kit.timeline.at(kit.integer(first, last), "abort", request.rid)
+
+
+def asking(random: Random, boot: Boot, requests: tuple[RequestSpec, ...], *, cached: bool) -> tuple[RequestSpec, ...]:
+    """Each with what it asks for, about half of them nothing. cached: the program needs its prompts' prefixes.
+
+    Log-probabilities only where they are judged.
+    """
+    loose = any({*LOOSE} & {*request.asked} for request in requests)
+    handed = boot.engine.disaggregation  # no decode side has those of a first token (F-071)
+    ids = _ids(random, boot) if random.random() < 0.25 and not loose and not handed else ()
+    return tuple(
+        request.model_copy(update=_returned(random, boot, request, ids=ids, cached=cached))
+        if request.expect == "answer"  # nothing comes back of the others
+        else request
+        for request in requests
+    )
+
+
+def _returned(
+    random: Random, boot: Boot, request: RequestSpec, *, ids: tuple[int, ...], cached: bool
+) -> dict[str, Any]:
+    """ids: asked for by all requests of a program or by none (on older releases a mixture ends the engine, F-040)."""
+    asked: dict[str, Any] = {"stream": True} if random.random() < 0.25 else {}
+    if boot.engine.enable_return_hidden_states and random.random() < 0.5:
+        asked["return_hidden_states"] = True
+    if {*LOOSE} & {*request.asked} or (not ids and random.random() < 0.5):
+        return asked
+    asked |= {"return_logprob": True}
+    asked |= {"token_ids_logprob": ids} if ids else {}
+    if random.random() < 0.5:
+        asked["top_logprobs_num"] = random.choice((1, 2, 5, 20))
+    if not cached and not boot.engine.disaggregation and random.random() < 0.4:  # the prefill side answers those
+        asked["logprob_start_len"] = random.choice((0, random.randint(0, len(request.input_ids) - 1)))
+    return asked
+
+
+def _ids(random: Random, boot: Boot) -> tuple[int, ...]:
+    return tuple(random.sample(range(boot.vocab), random.randint(1, MOST_IDS)))

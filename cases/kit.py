@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from cases.boots import Boot
-from cases.fixed import tokens
-from cases.fixed_text import window
+from cases.fixed import tokens, window
 from cases.timeline import Timeline
 from harness.contract.admission import reserved_slots
 from harness.contract.requests import GRAMMARS, RequestSpec
@@ -169,12 +168,7 @@ TEMPLATES: dict[str, Template] = {}
 
 
 def template(
-    *,
-    fits: Callable[[Boot], bool],
-    certain: bool = True,
-    roams: bool = False,
-    texts: bool = False,
-    often: bool = False,
+    *, fits: Callable[[Boot], bool], certain: bool = True, roams: bool = False, texts: bool = False, often: bool = False
 ) -> Callable[[Callable[[Kit], Opening]], Callable[[Kit], Opening]]:
     """Decorator: the function's name is the coverage point's name, or one of its own where it is not certain."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cases import llama_weights
-from cases.recipes import MambaRecipe, NextMambaRecipe, Noise, Pair, Weights
+from cases.recipes import HalfMambaRecipe, MambaRecipe, NextMambaRecipe, Noise, Pair, Weights
 
 #: What SGLang's `chunk_size` of a prompt's kernel is here: shorter than prompts.
 CHUNK = 32
@@ -119,8 +119,10 @@ def config(recipe: MambaRecipe) -> dict[str, Any]:
     shared = llama_weights.config(r, layers=len(r.pattern))
     without = ("hidden_act", "rms_norm_eps", "rope_theta", "num_hidden_layers")
     mixed = {} if not isinstance(r, NextMambaRecipe) else _mixed(r)
+    half = {"torch_dtype": r.dtype} if isinstance(r, HalfMambaRecipe) else {}
     return (
         {name: value for name, value in shared.items() if name not in without}
+        | half
         | mixed
         | {
             "hybrid_override_pattern": r.pattern,

@@ -8,22 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cases.boots import (
-    ADAPTER_BOOTS,
-    ADAPTIVE_BOOTS,
-    DP_BOOTS,
-    HEADS,
-    HOSTED,
-    HOT_BOOTS,
-    MIXED_BOOTS,
-    MTP,
-    OF_NEMOTRON,
-    OUTGROWN,
-    WEIGHT_BOOTS,
+from cases.boots import BY_NAME, HEADS, MTP, OF_NEMOTRON, OUTGROWN
+from cases.fixed import (
+    CHAIN,
+    CHECKPOINT,
+    boot_program,
+    default_scenarios,
+    of_table,
+    ops_of,
+    request,
+    requests_of,
+    submit,
 )
-from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, steps, submit
 from cases.fixed_hicache import host_shapes
-from cases.fixed_ranks import joining, on_boot, rank_shapes
+from cases.fixed_parts import joining, on_boot
 from cases.fixed_weights import adapter_shapes, weight_shapes
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
@@ -39,153 +37,120 @@ TREE = SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=5)
 
 def program(
     name: str,
-    requests: Sequence[RequestSpec],
-    script: Sequence[Op],
+    requests: str | Sequence[RequestSpec],
+    script: str | Sequence[Op],
     *,
     spec: SpecConfig = CHAIN,
-    wants: Sequence[str] = (),
+    wants: str = "",
     checkpoint: str = CHECKPOINT,
+    chunk: int | None = None,
     **engine: Any,
 ) -> Scenario:
-    """`engine` are fields of EngineConfig, and any but `chunked_prefill_size` costs a boot of its own."""
-    return Scenario(
-        name=name,
-        checkpoint=checkpoint,
-        spec=spec,
-        engine=EngineConfig(**engine),
-        requests=tuple(requests),
-        script=tuple(script),
-        wants=tuple(wants),
-    )
+    """`engine` are fields of EngineConfig, and cost a boot of their own."""
+    boot: dict[str, Any] = {"spec": spec, "checkpoint": checkpoint, "engine": EngineConfig(**engine)}
+    return boot_program(name, requests, script, prefix="", wants=wants, chunk=chunk, **boot)
 
 
 #: Chunks, a shared budget and a growing batch, in as few steps as that takes.
 CHUNKED_BATCH = program(
     "chunked-batch",
-    [request("a", 19, seed=1, new=6), request("b", 23, seed=2, new=6), request("c", 5, seed=3, new=4)],
-    [submit("a", "b"), steps(4), submit("c"), DRAIN],  # three steps of prefill, one verify, then c
-    wants=["non_final_chunk", "batch_grows"],
-    chunked_prefill_size=16,
+    "a 19@1 new=6, b 23@2 new=6, c 5@3 new=4",
+    "submit a b; step 4; submit c",  # three steps of prefill, one verify, then c
+    wants="non_final_chunk batch_grows",
+    chunk=16,
 )
 
 
-#: Prompts of 7 and 12 tokens.
-_FIRST, _SECOND = request("a", 7, seed=11, new=7), request("b", 12, seed=21, new=11)
-
-
-def _together(name: str, *, spec: SpecConfig = CHAIN, **engine: Any) -> Scenario:
-    """Three requests of different lengths in one batch, which end one after another."""
-    return program(
-        name,
-        [_FIRST, _SECOND, request("c", 5, seed=22, new=14)],
-        [submit("a", "b", "c"), DRAIN],
-        spec=spec,
-        wants=["batch_shrinks"],
-        **engine,
-    )
-
-
-def _joined(name: str, *, spec: SpecConfig = CHAIN, **engine: Any) -> Scenario:
-    """A fourth request that arrives while others run, takes over freed slots, and outlives them."""
-    return program(
-        name,
-        [_FIRST, _SECOND, request("d", 19, seed=23, new=12), request("e", 3, seed=24, new=16)],
-        [submit("a", "b"), steps(3), submit("d"), steps(2), submit("e"), DRAIN],
-        spec=spec,
-        wants=["batch_grows"],
-        **engine,
-    )
-
-
-_CHUNK = program(
-    "chunked",
-    [request("a", 40, seed=31, new=8), request("b", 9, seed=32, new=8)],
-    [submit("a", "b"), DRAIN],
-    wants=["non_final_chunk"],
-    chunked_prefill_size=16,
+#: Three requests of different lengths in one batch, which end one after another.
+_TOGETHER = ("a 7@11 new=7, b 12@21 new=11, c 5@22 new=14", "submit a b c")
+#: A fourth request that arrives while others run, takes over freed slots, and outlives them.
+_JOINED = (
+    "a 7@11 new=7, b 12@21 new=11, d 19@23 new=12, e 3@24 new=16",
+    "submit a b; step 3; submit d; step 2; submit e",
 )
+
+
+def _together(name: str, **boot: Any) -> Scenario:
+    return program(name, *_TOGETHER, wants="batch_shrinks", **boot)
+
+
+def _joined(name: str, **boot: Any) -> Scenario:
+    return program(name, *_JOINED, wants="batch_grows", **boot)
+
+
+_CHUNK = program("chunked", "a 40@31 new=8, b 9@32 new=8", "submit a b", wants="non_final_chunk", chunk=16)
 
 _UPDATED = program(
     "updated",
-    [request("a", 12, seed=41, new=14), request("b", 20, seed=43, new=12), request("c", 12, seed=41, new=10)],
-    [submit("a"), DRAIN, Op(kind="update", name="eagle-next"), submit("b", "c"), DRAIN],  # a and c are the same prompt
-    wants=["weights_updated"],
+    "a 12@41 new=14, b 20@43 new=12, c 12@41 new=10",
+    [
+        *ops_of("submit a; drain"),
+        Op(kind="update", name="eagle-next"),
+        *ops_of("submit b c"),
+    ],  # a and c are the same prompt
+    wants="weights_updated",
 )
 
-_WEIGHTS = weight_shapes(WEIGHT_BOOTS["weights"])
+_WEIGHTS = weight_shapes(BY_NAME["weights"])
 
 _RETRACTION = program(
-    "retracted",
-    [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=15)],
-    [submit("a", "b"), steps(4), Op(kind="retract"), DRAIN],
-    wants=["retract_resume"],
+    "retracted", "a 12@33 new=14, b 6@34 new=15", "submit a b; step 4; retract", wants="retract_resume"
 )
 
 #: Of four that grow unevenly the second goes: the others stay in another order than they had, where SGLang has one.
 _PART = program(
     "taken-back-in-part",
-    [request(rid, 23 - 6 * i, seed=35 + i, new=20 + i) for i, rid in enumerate("abcd")],
-    [submit(*"abcd"), steps(5), Op(kind="retract", rids=("b",)), DRAIN],
-    wants=["partial_retraction"],
+    "a 23@35 new=20, b 17@36 new=21, c 11@37 new=22, d 5@38 new=23",
+    "submit a b c d; step 5; retract b",
+    wants="partial_retraction",
 )
 
 _STOP = program(
     "stopped",
-    [request("a", 7, seed=11, new=16, stop_ids=(160,)), request("b", 12, seed=21, new=12)],  # 160: a's seventh token
-    [submit("a", "b"), DRAIN],
-    wants=["stop_inside_accepted_run"],
+    "a 7@11 new=16 stop=160, b 12@21 new=12",  # 160: a's seventh token
+    "submit a b",
+    wants="stop_inside_accepted_run",
 )
 
-_ABORT = program(
-    "aborted",
-    [request("a", 7, seed=11, new=30), request("b", 12, seed=21, new=12)],
-    [submit("a", "b"), steps(3), Op(kind="abort", rids=("a",)), DRAIN],
-    wants=["abort_in_decode"],
-)
+_ABORT = program("aborted", "a 7@11 new=30, b 12@21 new=12", "submit a b; step 3; abort a", wants="abort_in_decode")
 
 #: A queue and a pool that a few requests fill.
 _SMALL: dict[str, Any] = {"max_queued_requests": 3, **OUTGROWN}
 _QUEUE = program(
     "queued",
     [
-        *(request(f"q{i}", 10, seed=20 + i, new=12) for i in range(4)),
+        *requests_of("q0 10@20 new=12, q1 10@21 new=12, q2 10@22 new=12, q3 10@23 new=12"),
         request("q4", 10, seed=24, new=12).model_copy(update={"expect": "refusal"}),
     ],
-    [submit("q0"), steps(2), submit("q1", "q2", "q3", "q4"), DRAIN],
-    wants=["full_queue_refused"],
+    "submit q0; step 2; submit q1 q2 q3 q4",
+    wants="full_queue_refused",
     **_SMALL,
 )
 
 _POOL = program(
     "outgrown-together",
-    [request(rid, 30 - 2 * i - i * i, seed=321 + i, new=38 + i) for i, rid in enumerate("abc")],
-    [submit(*"abc"), DRAIN],
-    wants=["pool_exhausted"],
+    "a 30@321 new=38 stop=511, b 27@322 new=39 stop=511, c 22@323 new=40 stop=511",
+    "submit a b c",
+    wants="pool_exhausted",
     **_SMALL,
 )
 
 _WINDOWS = program(
     "windows",
-    [request("a", 40, seed=401, new=36), request("b", 9, seed=402, new=30)],
-    [submit("a", "b"), DRAIN],
+    "a 40@401 new=36, b 9@402 new=30",
+    "submit a b",
     spec=HEADS,
-    wants=["window_evicted", "non_final_chunk"],
+    wants="window_evicted non_final_chunk",
     checkpoint="oss-tiny",
-    chunked_prefill_size=16,
+    chunk=16,
     disable_hybrid_swa_memory=False,
 )
 
 
 def _recurrent(name: str, checkpoint: str, *, longer: int, **engine: Any) -> Scenario:
-    return program(
-        name,
-        [request("a", 19, seed=411, new=14), request("b", 9, seed=412, new=longer)],
-        [submit("a", "b"), DRAIN],
-        wants=["batch_shrinks"],
-        checkpoint=checkpoint,
-        radix_cache=False,
-        **engine,
-    )
+    boot: dict[str, Any] = {"checkpoint": checkpoint, "radix_cache": False, **engine}
+    requests = f"a 19@411 new=14, b 9@412 new={longer}"
+    return program(name, requests, "submit a b", wants="batch_shrinks", **boot)
 
 
 _SAMPLED = program(
@@ -194,7 +159,7 @@ _SAMPLED = program(
         request(rid, 5 + 2 * i, seed=41 + i, new=16).model_copy(update={"temperature": 1.0 - 0.2 * i})
         for i, rid in enumerate("abc")
     ],
-    [submit("a", "b", "c"), DRAIN],
+    "submit a b c",
 )
 
 #: Engines whose requests are texts.
@@ -208,14 +173,14 @@ def _held(rid: str, length: int, seed: int, **keys: Any) -> RequestSpec:
 _GRAMMAR = program(
     "constrained",
     [_held("a", 7, 11, regex="[0-9]([a-z]|[0-9])+[;]"), _held("b", 12, 21, regex="[^0-9]{30,60}"), _held("c", 5, 22)],
-    [submit("a", "b", "c"), DRAIN],
+    "submit a b c",
     **TEXTS,
 )
 
 _STRINGS = program(
     "strings",
     [_held("a", 7, 11, stop=("i",)), _held("b", 12, 21, stop=("tt",)), _held("c", 5, 22, stop_regex=("[0-9]{3}",))],
-    [submit("a", "b", "c"), DRAIN],
+    "submit a b c",
     **TEXTS,
 )
 
@@ -234,7 +199,7 @@ _RULES = program(
         request(rid, 5 + 2 * i, seed=41 + i, new=16).model_copy(update=asked)
         for i, (rid, asked) in enumerate(_ASKING.items())
     ],
-    [submit(*_ASKING), DRAIN],
+    [submit(*_ASKING)],
 )
 
 _RETURNED = (
@@ -246,7 +211,7 @@ _RETURNED = (
 _ANSWERS = program(
     "answers",
     [request(rid, 7 + i, seed=51 + i, new=9).model_copy(update=_RETURNED[i]) for i, rid in enumerate("abc")],
-    [submit("a", "b", "c"), DRAIN],
+    "submit a b c",
 )
 
 #: Alone, since another request beside it ends some releases (F-040).
@@ -257,7 +222,7 @@ _NAMED = program(
             update={"return_logprob": True, "token_ids_logprob": (3, 30, 300), "logprob_start_len": 0}
         )
     ],
-    [submit("a"), DRAIN],
+    "submit a",
 )
 
 _STATES = program(
@@ -266,17 +231,17 @@ _STATES = program(
         request(rid, 7 + i, seed=54 + i, new=9).model_copy(update={"return_hidden_states": True})
         for i, rid in enumerate("ab")
     ],
-    [submit("a", "b"), DRAIN],
+    "submit a b",
     enable_return_hidden_states=True,
 )
 
 #: Rank 1 has a request, then none while rank 0 goes on.
 _IDLE_BESIDE = program(
     "idle-beside",
-    [request("a", 7, seed=11, new=20), request("b", 12, seed=21, new=4, dp_rank=1)],
-    [submit("a", "b"), DRAIN],
+    "a 7@11 new=20, b 12@21 new=4 rank=1",
+    "submit a b",
     spec=HEADS,
-    wants=["idle_rank"],
+    wants="idle_rank",
     checkpoint="qwen3-tiny",
     dp_size=2,
     tp_size=2,
@@ -286,10 +251,10 @@ _OF_ITS_OWN_LOGITS = _IDLE_BESIDE.engine.model_copy(update={"enable_dp_lm_head":
 #: Rank 1 reads a prompt while rank 0 decodes.
 _COORDINATED = program(
     "verify-beside-prefill",
-    [request("a", 7, seed=11, new=20), request("b", 12, seed=21, new=8, dp_rank=1)],
-    [submit("a"), steps(3), submit("b"), DRAIN],
+    "a 7@11 new=20, b 12@21 new=8 rank=1",
+    "submit a; step 3; submit b",
     spec=HEADS,
-    wants=["verify_beside_prefill"],
+    wants="verify_beside_prefill",
     checkpoint="qwen3-tiny",
     dp_size=2,
     tp_size=2,
@@ -300,14 +265,14 @@ _COORDINATED = program(
 EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "chain": (_together("together"), _joined("joined")),
     "eagle3": (_together("together-eagle3", spec=HEADS, checkpoint="eagle3-tiny"),),
-    "token-map": (_together("together-token-map", spec=HOT_BOOTS["hot-tokens"].spec),),
+    "token-map": (_together("together-token-map", spec=BY_NAME["hot-tokens"].spec),),
     "own-head": (_together("together-own-head", spec=HEADS, checkpoint="eagle3-apart"),),
     "layers": (_together("together-layers", spec=MTP, checkpoint="mtp-tiny", radix_cache=False),),
     "chained": (_together("together-chained", spec=MTP, checkpoint="mtp-chained", radix_cache=False),),
     "chunk": (_CHUNK,),
-    "mixed": (joining(MIXED_BOOTS["mixed"]),),
+    "mixed": (joining(BY_NAME["mixed"]),),
     "update": (_UPDATED,),
-    "adapters": tuple(adapter_shapes(ADAPTER_BOOTS["lora"])[:1]),
+    "adapters": tuple(adapter_shapes(BY_NAME["lora"])[:1]),
     "draft-update": tuple(one for one in _WEIGHTS if one.name == "weights-tensor-draft"),
     "memory": tuple(one for one in _WEIGHTS if one.name == "weights-memory"),
     "retraction": (_RETRACTION,),
@@ -319,15 +284,17 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "window": (_WINDOWS,),
     "recurrent": (_recurrent("recurrent", "hybrid-tiny", longer=17),),
     "mamba": (_recurrent("recurrent-mamba", "hybrid-mamba", longer=40, **OF_NEMOTRON),),
-    "host": tuple(one for one in host_shapes(HOSTED["hicache"]) if one.name == "hicache-again"),
-    "storage": tuple(host_shapes(HOSTED["hicache-storage"])[:1]),
+    "host": tuple(one for one in host_shapes(BY_NAME["hicache"]) if one.name == "hicache-again"),
+    "storage": tuple(host_shapes(BY_NAME["hicache-storage"])[:1]),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),
     "dp": (_IDLE_BESIDE,),
-    "dp-layers": tuple(rank_shapes(DP_BOOTS["dp-layers-head"], prefix="layers-head-", only=("held-back",))),
+    "dp-layers": tuple(
+        of_table("ranks", **BY_NAME["dp-layers-head"].given, prefix="layers-head-", only=("held-back",))
+    ),
     "dp-lm-head": (_IDLE_BESIDE.model_copy(update={"engine": _OF_ITS_OWN_LOGITS}),),
     "coordinated": (_COORDINATED,),
-    "adaptive": tuple(on_boot(ADAPTIVE_BOOTS["adaptive"], only=("four-together",))),
+    "adaptive": tuple(on_boot(BY_NAME["adaptive"], only=("four-together",))),
     "tp": (_together("together-tp", tp_size=2),),
     "handoff": (_together("together-handed-over", disaggregation=True, max_running_requests=4, max_total_tokens=160),),
     "sampled": (_SAMPLED,),

@@ -262,6 +262,13 @@ class NextMambaRecipe(MambaRecipe):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HalfMambaRecipe(NextMambaRecipe):
+    """The same weights for half precision: SGLang makes `eh_proj` of the next-token layer in the config's dtype."""
+
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GptOssRecipe(Eagle3Recipe):
     """A pair with a gpt-oss style target: windows in every other layer, sinks, biases, experts (see cases.oss_weights).
 

@@ -6,6 +6,8 @@ To add one: a function that writes requests and ops into the kit's timeline, dec
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cases.boots import MOST_WAITING, Boot
 from cases.fixed import never
 from cases.fixed_weights import update
@@ -13,82 +15,41 @@ from cases.kit import CONTEXT, DECODING, LONGEST_PROMPT, MOST_NEW, Kit, Opening,
 from harness.contract.admission import reserved, reserved_slots
 from harness.contract.scenario import room
 
-
-def _alone(boot: Boot) -> bool:
-    """One engine; a pair of them is in `cases/templates_handoff`."""
-    return not boot.engine.disaggregation
-
-
-def _cached(boot: Boot) -> bool:
-    return _alone(boot) and boot.engine.radix_cache
-
-
-def _windowed(boot: Boot) -> bool:
-    return _alone(boot) and not boot.engine.disable_hybrid_swa_memory
-
-
-def _recurrent(boot: Boot) -> bool:
-    return _alone(boot) and boot.checkpoint.startswith("hybrid")
-
-
-def _hosted(boot: Boot) -> bool:
-    return _alone(boot) and bool(boot.engine.server_args.get("enable_hierarchical_cache"))
-
-
-def _roomy(boot: Boot) -> bool:
-    """Whether a template's two or three requests surely fit the pool together."""
-    return _alone(boot) and boot.engine.max_total_tokens >= 512
+#: What a boot configuration has, by a word.
+HAS: dict[str, Callable[[Boot], bool]] = {
+    "cache": lambda boot: boot.engine.radix_cache,
+    "pages": lambda boot: boot.engine.page_size > 1,
+    "windows": lambda boot: not boot.engine.disable_hybrid_swa_memory,
+    "states": lambda boot: boot.checkpoint.startswith("hybrid"),
+    "host": lambda boot: bool(boot.engine.server_args.get("enable_hierarchical_cache")),
+    # a template's two or three requests surely fit the pool together
+    "room": lambda boot: boot.engine.max_total_tokens >= 512,
+    "a context's room": lambda boot: boot.engine.max_total_tokens > CONTEXT,
+    # a request that SGLang cuts to the pool, less a page or so, has no room for its last round: two are reserved, of
+    # which it may fill one
+    "an end": lambda boot: reserved_slots(boot.spec) - (boot.spec.most_steps + 1) > boot.engine.page_size + 1,
+    "ranks": lambda boot: boot.engine.dp_size > 1,
+    "coordination": lambda boot: boot.engine.dp_spec_prefill_coordination,
+    "priorities": lambda boot: boot.engine.priority_scheduling,
+    "queue": lambda boot: boot.engine.max_queued_requests is not None,
+    "mixed chunks": lambda boot: boot.engine.enable_mixed_chunk,
+    "changing steps": lambda boot: boot.spec.adaptive is not None,
+    "chains": lambda boot: boot.spec.eagle_topk == 1,
+    "adapters": lambda boot: len(boot.engine.lora_paths) > 0,
+    "new weights": lambda boot: bool(boot.successor),
+}
 
 
-def _tight(boot: Boot) -> bool:
-    return _alone(boot) and not _roomy(boot)
+def on(*words: str) -> Callable[[Boot], bool]:
+    """Whether a boot configuration has all of these, or has not what "no" stands before.
+
+    One engine; a pair of them is in `cases/templates_handoff`.
+    """
+    wanted = [(HAS[word.removeprefix("no ")], not word.startswith("no ")) for word in words]
+    return lambda boot: not boot.engine.disaggregation and all(has(boot) == due for has, due in wanted)
 
 
-def _wide(boot: Boot) -> bool:
-    return _alone(boot) and boot.engine.max_total_tokens > CONTEXT
-
-
-def _paged(boot: Boot) -> bool:
-    return _cached(boot) and boot.engine.page_size > 1
-
-
-def _ranked(boot: Boot) -> bool:
-    return _alone(boot) and boot.engine.dp_size > 1
-
-
-def _coordinated(boot: Boot) -> bool:
-    return _ranked(boot) and boot.engine.dp_spec_prefill_coordination
-
-
-def _queued(boot: Boot) -> bool:
-    return _level(boot) and boot.engine.max_queued_requests is not None
-
-
-def _mixed(boot: Boot) -> bool:
-    return _roomy(boot) and boot.engine.enable_mixed_chunk
-
-
-def _adaptive(boot: Boot) -> bool:
-    return _roomy(boot) and boot.spec.adaptive is not None
-
-
-def _adapted(boot: Boot) -> bool:
-    return _roomy(boot) and len(boot.engine.lora_paths) > 0
-
-
-def _updated(boot: Boot) -> bool:
-    return _roomy(boot) and bool(boot.successor)
-
-
-def _urgent(boot: Boot) -> bool:
-    return _alone(boot) and boot.engine.priority_scheduling
-
-
-def _level(boot: Boot) -> bool:
-    return _alone(boot) and not boot.engine.priority_scheduling
-
-
-@template(fits=_alone, certain=False, roams=True)
+@template(fits=on(), certain=False, roams=True)
 def free(kit: Kit) -> Opening:
     """Nothing in particular: one to three requests at any time."""
     for _ in range(kit.integer(1, 3)):
@@ -96,7 +57,7 @@ def free(kit: Kit) -> Opening:
     return Opening()
 
 
-@template(fits=_roomy, certain=False, roams=True)
+@template(fits=on("room"), certain=False, roams=True)
 def company(kit: Kit) -> Opening:
     """Two to four requests that meet: two at once, the others soon after, some as branches of another's prompt."""
     for place in range(kit.integer(2, 4)):
@@ -108,19 +69,19 @@ def company(kit: Kit) -> Opening:
 # Prefill
 
 
-@template(fits=_alone)
+@template(fits=on())
 def non_final_chunk(kit: Kit) -> Opening:
     kit.arrive(0, kit.length(kit.chunk + 1), stops=True)
     return Opening(calm=1)
 
 
-@template(fits=_alone)
+@template(fits=on())
 def chunk_longer_by_one(kit: Kit) -> Opening:
     kit.arrive(0, _multiple(kit) + 1, stops=True)
     return Opening(calm=5)
 
 
-@template(fits=_alone)
+@template(fits=on())
 def chunk_exact_multiple(kit: Kit) -> Opening:
     kit.arrive(0, _multiple(kit), stops=True)
     return Opening(calm=5)
@@ -130,7 +91,7 @@ def _multiple(kit: Kit) -> int:
     return kit.chunk * kit.integer(1, min(3, LONGEST_PROMPT // kit.chunk))
 
 
-@template(fits=_roomy)
+@template(fits=on("room"))
 def split_by_shared_budget(kit: Kit) -> Opening:
     """The second request fits a chunk of its own, but not what the first one leaves of it (at least a page)."""
     kit.chunk = max(kit.chunk, 2 * kit.page)
@@ -141,14 +102,14 @@ def split_by_shared_budget(kit: Kit) -> Opening:
     return Opening(calm=2)
 
 
-@template(fits=_roomy)
+@template(fits=on("room"))
 def chunked_back_to_back(kit: Kit) -> Opening:
     for _ in range(2):
         kit.arrive(0, kit.length(kit.chunk + 1, min(LONGEST_PROMPT, 3 * kit.chunk)))
     return Opening(calm=6)
 
 
-@template(fits=_mixed, often=True)
+@template(fits=on("room", "mixed chunks"), often=True)
 def mixed_batch(kit: Kit) -> Opening:
     """A prompt that arrives, in chunks or whole, while one or two requests run."""
     for _ in range(kit.integer(1, 2)):
@@ -157,7 +118,7 @@ def mixed_batch(kit: Kit) -> Opening:
     return Opening(calm=DECODING + 1, unlogged=True)
 
 
-@template(fits=_adapted, often=True)
+@template(fits=on("room", "adapters"), often=True)
 def adapters_in_one_batch(kit: Kit) -> Opening:
     """Two or three that meet, each with another adapter, or with none."""
     for name in kit.random.sample(kit.adapters, kit.integer(2, len(kit.adapters))):
@@ -166,7 +127,7 @@ def adapters_in_one_batch(kit: Kit) -> Opening:
     return Opening(calm=DECODING + 2)
 
 
-@template(fits=_updated, often=True)
+@template(fits=on("room", "new weights"), often=True)
 def updated_while_running(kit: Kit) -> Opening:
     """One or two that run when their engine gets other weights, and one that begins as an earlier one, behind that."""
     for _ in range(kit.integer(1, 2)):
@@ -177,7 +138,7 @@ def updated_while_running(kit: Kit) -> Opening:
     return Opening(calm=step + 1)
 
 
-@template(fits=_adaptive, certain=False, often=True)
+@template(fits=on("room", "changing steps"), certain=False, often=True)
 def steps_raised(kit: Kit) -> Opening:
     """Requests that come one after another, so that batches of each size decide."""
     for place in range(kit.integer(2, 4)):
@@ -185,22 +146,22 @@ def steps_raised(kit: Kit) -> Opening:
     return Opening(calm=DECODING)
 
 
-@template(fits=_cached)
+@template(fits=on("cache"))
 def prefix_hit(kit: Kit) -> Opening:
     return _shared(kit, kit.integer(max(2, kit.page + 1), 48))
 
 
-@template(fits=_paged)
+@template(fits=on("cache", "pages"))
 def prefix_ends_at_page_border(kit: Kit) -> Opening:
     return _shared(kit, kit.page * kit.integer(2, _pages(kit)))
 
 
-@template(fits=_paged)
+@template(fits=on("cache", "pages"))
 def prefix_ends_before_page_border(kit: Kit) -> Opening:
     return _shared(kit, kit.page * kit.integer(3, _pages(kit)) - 1)
 
 
-@template(fits=_paged)
+@template(fits=on("cache", "pages"))
 def prefix_ends_after_page_border(kit: Kit) -> Opening:
     return _shared(kit, kit.page * kit.integer(2, _pages(kit)) + 1)
 
@@ -220,7 +181,7 @@ def _shared(kit: Kit, shared: int) -> Opening:
     return Opening(events=False, cached=True)
 
 
-@template(fits=lambda boot: _cached(boot) and _windowed(boot))
+@template(fits=on("cache", "windows"))
 def prefix_hit_past_window(kit: Kit) -> Opening:
     """Longer than the windows of the tiny pairs, in whole pages."""
     return _shared(kit, kit.integer(24, 48))
@@ -229,17 +190,17 @@ def prefix_hit_past_window(kit: Kit) -> Opening:
 # A hierarchical cache
 
 
-@template(fits=_hosted, certain=False, often=True)
+@template(fits=on("host"), certain=False, often=True)
 def host_hit(kit: Kit) -> Opening:
     return _from_host(kit, kit.integer(1, 20))
 
 
-@template(fits=_hosted, certain=False, often=True)
+@template(fits=on("host"), certain=False, often=True)
 def host_hit_in_chunks(kit: Kit) -> Opening:
     return _from_host(kit, kit.integer(kit.chunk + 1, 40))
 
 
-@template(fits=_hosted, certain=False, often=True)
+@template(fits=on("host"), certain=False, often=True)
 def host_hit_in_part(kit: Kit) -> Opening:
     """A part of the prefix is used once more before the rest is evicted."""
     return _from_host(kit, kit.integer(1, 20), part=kit.integer(20, 36))
@@ -263,7 +224,7 @@ def _from_host(kit: Kit, more: int, *, part: int = 0) -> Opening:
 # Sliding windows
 
 
-@template(fits=_windowed, certain=False)
+@template(fits=on("windows"), certain=False)
 def window_evicted(kit: Kit) -> Opening:
     """Two requests that outlive their windows, if none of them accepts all that it drafts."""
     for step in (0, kit.integer(0, 4)):
@@ -271,7 +232,7 @@ def window_evicted(kit: Kit) -> Opening:
     return Opening(calm=DECODING)
 
 
-@template(fits=lambda boot: _windowed(boot) and not boot.engine.radix_cache, certain=False)
+@template(fits=on("windows", "no cache"), certain=False)
 def window_evicted_in_prompt(kit: Kit) -> Opening:
     """Three chunks or more."""
     kit.arrive(0, kit.length(2 * kit.chunk + 1))
@@ -281,7 +242,7 @@ def window_evicted_in_prompt(kit: Kit) -> Opening:
 # Recurrent states
 
 
-@template(fits=_recurrent, certain=False)
+@template(fits=on("states"), certain=False)
 def state_behind_refused(kit: Kit) -> Opening:
     """Two requests that refuse something, if their drafts do not agree everywhere."""
     for step in (0, kit.integer(0, 4)):
@@ -289,13 +250,13 @@ def state_behind_refused(kit: Kit) -> Opening:
     return Opening(calm=DECODING)
 
 
-@template(fits=_recurrent)
+@template(fits=on("states"))
 def state_behind_chunk(kit: Kit) -> Opening:
     kit.arrive(0, kit.length(kit.chunk + 1))
     return Opening(calm=2)
 
 
-@template(fits=lambda boot: _recurrent(boot) and boot.engine.radix_cache, certain=False)
+@template(fits=on("states", "cache"), certain=False)
 def state_from_cache(kit: Kit) -> Opening:
     """States are kept at the ends of texts and chunks: one that goes on behind another, which may be gone by then."""
     first = kit.prompt(2 * kit.chunk + kit.integer(1, 20))
@@ -308,7 +269,7 @@ def state_from_cache(kit: Kit) -> Opening:
 # Batches
 
 
-@template(fits=_alone)
+@template(fits=on())
 def all_finished_in_one_verify(kit: Kit) -> Opening:
     """Alone, and with two tokens to generate: one from the prefill, the other from the first verify."""
     length = kit.length()
@@ -316,14 +277,14 @@ def all_finished_in_one_verify(kit: Kit) -> Opening:
     return Opening(calm=kit.chunks(length) + 1, protected=("r0",))
 
 
-@template(fits=_alone)
+@template(fits=on())
 def all_finished_with_arrival(kit: Kit) -> Opening:
     kit.arrive(0, kit.length(1, kit.chunk), new=2)
     kit.arrive(2, kit.length(), stops=True)
     return Opening(calm=3, protected=("r0", "r1"))
 
 
-@template(fits=_roomy)
+@template(fits=on("room"))
 def some_finished(kit: Kit) -> Opening:
     """One of two requests has two tokens to generate."""
     kit.chunk = max(kit.chunk, 2 * kit.page)
@@ -332,7 +293,7 @@ def some_finished(kit: Kit) -> Opening:
     return Opening(calm=2, protected=("r0", "r1"))
 
 
-@template(fits=_roomy)
+@template(fits=on("room"))
 def batch_grows(kit: Kit) -> Opening:
     kit.arrive(0, kit.length(1, kit.chunk), new=kit.long_run())
     length = kit.length()
@@ -340,19 +301,19 @@ def batch_grows(kit: Kit) -> Opening:
     return Opening(calm=2 + kit.chunks(length) + 1, protected=("r0", "r1"))
 
 
-@template(fits=_alone)
+@template(fits=on())
 def one_token_left(kit: Kit) -> Opening:
     return all_finished_in_one_verify(kit)
 
 
-@template(fits=_alone)
+@template(fits=on())
 def idle_tick(kit: Kit) -> Opening:
     kit.arrive(0, kit.length(1, kit.chunk), new=kit.new_tokens(1, 4))
     kit.arrive(10, kit.length(), stops=True)
     return Opening(calm=11, protected=("r0", "r1"))
 
 
-@template(fits=_level)
+@template(fits=on("no priorities"))
 def running_limit_reached(kit: Kit) -> Opening:
     kit.running_limit = kit.integer(1, 2)
     for _ in range(kit.running_limit + 1):
@@ -360,7 +321,7 @@ def running_limit_reached(kit: Kit) -> Opening:
     return Opening(calm=8)
 
 
-@template(fits=_tight, certain=False)
+@template(fits=on("no room"), certain=False)
 def pool_exhausted(kit: Kit) -> Opening:
     """Prompts that fit the pool together with what a draft takes, and more to generate than it holds."""
     spec, count = kit.boot.spec, kit.integer(2, 4)
@@ -377,7 +338,7 @@ def pool_exhausted(kit: Kit) -> Opening:
 # Acceptance
 
 
-@template(fits=_alone, certain=False)
+@template(fits=on(), certain=False)
 def stop_inside_accepted_run(kit: Kit) -> Opening:
     """Several requests that end on a token they generate; some of them with accepted tokens after it."""
     for _ in range(kit.integer(2, 4)):
@@ -386,7 +347,7 @@ def stop_inside_accepted_run(kit: Kit) -> Opening:
     return Opening()
 
 
-@template(fits=_paged)
+@template(fits=on("cache", "pages"))
 def page_border_in_draft(kit: Kit) -> Opening:
     """The prompt ends so close to the end of a page that the first verify goes on behind it."""
     pages = kit.integer(1, max(1, LONGEST_PROMPT // kit.page))
@@ -395,7 +356,7 @@ def page_border_in_draft(kit: Kit) -> Opening:
     return Opening(calm=kit.chunks(length) + DECODING, protected=("r0",))
 
 
-@template(fits=_wide)
+@template(fits=on("a context's room"))
 def context_limit(kit: Kit) -> Opening:
     """As much as SGLang admits: prompt, output and the slots it holds back for drafts fill the window exactly.
 
@@ -408,7 +369,7 @@ def context_limit(kit: Kit) -> Opening:
     return Opening(calm=kit.chunks(length), protected=("r0",))
 
 
-@template(fits=lambda boot: _roomy(boot) and boot.spec.eagle_topk == 1, certain=False)
+@template(fits=on("room", "chains"), certain=False)
 def unlimited_ended(kit: Kit) -> Opening:
     """A fourth of all tokens stops it; a tree's writes past its row where none comes (F-025)."""
     prompt = kit.prompt(kit.length())
@@ -418,7 +379,7 @@ def unlimited_ended(kit: Kit) -> Opening:
     return Opening(calm=kit.chunks(len(prompt)) + 1, protected=("r0",))
 
 
-@template(fits=lambda boot: _roomy(boot) and boot.engine.dp_size == 1)
+@template(fits=on("room", "no ranks"))
 def samples_of_one_prompt(kit: Kit) -> Opening:
     length = kit.length()
     several = kit.request(kit.prompt(length), new=kit.long_run())
@@ -427,7 +388,7 @@ def samples_of_one_prompt(kit: Kit) -> Opening:
     return Opening(calm=kit.chunks(length) + DECODING, protected=("r0",), events=False)
 
 
-@template(fits=_alone)
+@template(fits=on())
 def too_long_refused(kit: Kit) -> Opening:
     """One that runs, and one that is longer than SGLang admits by no more than it keeps for drafts."""
     kit.arrive(0, kit.length(1, 20), new=kit.long_run())
@@ -437,7 +398,7 @@ def too_long_refused(kit: Kit) -> Opening:
     return Opening(calm=3, protected=(long.rid,))
 
 
-@template(fits=_queued)
+@template(fits=on("no priorities", "queue"))
 def full_queue_refused(kit: Kit) -> Opening:
     """One more than may wait, all at once: the last one."""
     made = [kit.request(kit.prompt(kit.length(1, 20)), new=kit.new_tokens()) for _ in range(MOST_WAITING + 1)]
@@ -445,13 +406,7 @@ def full_queue_refused(kit: Kit) -> Opening:
     return Opening(calm=2, protected=(made[-1].rid,))
 
 
-def _exhaustible(boot: Boot) -> bool:
-    """Where a request that SGLang cuts to the pool, less a page or so, has no room for its last round: two are
-    reserved, of which it may fill one."""
-    return _tight(boot) and reserved_slots(boot.spec) - (boot.spec.most_steps + 1) > boot.engine.page_size + 1
-
-
-@template(fits=_exhaustible)
+@template(fits=on("no room", "an end"))
 def outgrew_the_pool(kit: Kit) -> Opening:
     """So long that SGLang cuts what is to come to the pool's size, where no draft fits behind it any more."""
     room = kit.boot.engine.max_total_tokens
@@ -463,7 +418,7 @@ def outgrew_the_pool(kit: Kit) -> Opening:
 # Leaving and coming back
 
 
-@template(fits=_urgent, certain=False)
+@template(fits=on("priorities"), certain=False)
 def preempted(kit: Kit) -> Opening:
     """As many as may run at once, and then one that is more urgent by more than SGLang's threshold of ten."""
     running = kit.boot.engine.max_running_requests
@@ -476,7 +431,7 @@ def preempted(kit: Kit) -> Opening:
     return Opening(calm=step)
 
 
-@template(fits=_alone)
+@template(fits=on())
 def abort_before_prefill(kit: Kit) -> Opening:
     """The first request takes three whole chunks, so the second one still waits when it is aborted."""
     kit.arrive(0, 3 * kit.chunk)
@@ -484,34 +439,34 @@ def abort_before_prefill(kit: Kit) -> Opening:
     return Opening(calm=3, protected=("r0",))
 
 
-@template(fits=_alone)
+@template(fits=on())
 def abort_in_chunk(kit: Kit) -> Opening:
     kit.timeline.at(1, "abort", kit.arrive(0, kit.length(2 * kit.chunk + 1)))
     return Opening(calm=kit.integer(2, 4))  # a pause before the abort would hold the prompt back behind it
 
 
-@template(fits=_alone)
+@template(fits=on())
 def abort_in_decode(kit: Kit) -> Opening:
     length = _runs_on(kit)
     kit.timeline.at(kit.chunks(length) + kit.integer(1, 2), "abort", "r0")
     return Opening(calm=kit.chunks(length), events=False)
 
 
-@template(fits=_alone)
+@template(fits=on())
 def abort_last_live(kit: Kit) -> Opening:
     gone = kit.chunks(_runs_on(kit)) + 1
     kit.timeline.at(gone, "abort", "r0")
     return Opening(calm=gone + 1)
 
 
-@template(fits=_alone)
+@template(fits=on())
 def retract_resume(kit: Kit) -> Opening:
     step = kit.chunks(_runs_on(kit)) + kit.integer(1, 2)
     kit.timeline.at(step, "retract")
     return Opening(calm=step + 1, protected=("r0",))
 
 
-@template(fits=_roomy)
+@template(fits=on("room"))
 def partial_retraction(kit: Kit) -> Opening:
     """Some of several that run together, by name or by SGLang's own switch."""
     rids, step = _together(kit)
@@ -522,7 +477,7 @@ def partial_retraction(kit: Kit) -> Opening:
     return Opening(calm=step + 1, protected=tuple(rids))
 
 
-@template(fits=_roomy, certain=False)
+@template(fits=on("room"), certain=False)
 def batch_reordered(kit: Kit) -> Opening:
     """SGLang keeps those first that have generated most: here the longest prompts come first, and differ in that."""
     rids, step = _together(kit)
@@ -530,7 +485,7 @@ def batch_reordered(kit: Kit) -> Opening:
     return Opening(calm=step + 4)
 
 
-@template(fits=_roomy)
+@template(fits=on("room"))
 def abort_of_some(kit: Kit) -> Opening:
     rids, step = _together(kit)
     kit.timeline.at(step, "abort", kit.random.choice(rids))
@@ -545,7 +500,7 @@ def _together(kit: Kit) -> tuple[list[str], int]:
     return rids, len(rids) + 1
 
 
-@template(fits=_roomy)
+@template(fits=on("room"))
 def pause_in_chunk(kit: Kit) -> Opening:
     """A prompt that is half read while another request decodes."""
     kit.arrive(0, kit.length(1, kit.chunk), new=kit.long_run())
@@ -555,7 +510,7 @@ def pause_in_chunk(kit: Kit) -> Opening:
     return Opening(calm=8, protected=("r0", "r1"))
 
 
-@template(fits=_alone)
+@template(fits=on())
 def pause_resume(kit: Kit) -> Opening:
     step = kit.chunks(_runs_on(kit)) + 1
     resumed = step + kit.integer(1, 3)
@@ -564,7 +519,7 @@ def pause_resume(kit: Kit) -> Opening:
     return Opening(calm=resumed + 1, protected=("r0",))
 
 
-@template(fits=_alone)
+@template(fits=on())
 def abort_while_paused(kit: Kit) -> Opening:
     step = kit.chunks(_runs_on(kit)) + 1
     kit.timeline.at(step, "pause")
@@ -573,7 +528,7 @@ def abort_while_paused(kit: Kit) -> Opening:
     return Opening(calm=step + 3)
 
 
-@template(fits=_alone)
+@template(fits=on())
 def abort_after_retraction(kit: Kit) -> Opening:
     step = kit.chunks(_runs_on(kit)) + kit.integer(1, 2)
     kit.timeline.at(step, "retract")
@@ -588,7 +543,7 @@ def _runs_on(kit: Kit) -> int:
     return length
 
 
-@template(fits=_cached)
+@template(fits=on("cache"))
 def cache_flushed(kit: Kit) -> Opening:
     """The same prompt before and after the prefix cache was emptied."""
     prompt = kit.prompt(kit.length(4, 3 * kit.chunk))
@@ -602,14 +557,14 @@ def cache_flushed(kit: Kit) -> Opening:
 # Ranks of DP attention; each template of one rank is all on one rank, and what else arrives may be on any
 
 
-@template(fits=_ranked)
+@template(fits=on("ranks"))
 def idle_from_the_start(kit: Kit) -> Opening:
     """One request, and for its first steps nothing anywhere else."""
     kit.arrive(0, kit.length(), new=kit.new_tokens(2))
     return Opening(calm=2)
 
 
-@template(fits=lambda boot: _ranked(boot) and not _coordinated(boot))
+@template(fits=on("ranks", "no coordination"))
 def held_idle_by_prefill(kit: Kit) -> Opening:
     """A prompt that arrives while another rank decodes."""
     kit.arrive(0, kit.length(1, kit.chunk), new=kit.long_run())
@@ -617,18 +572,18 @@ def held_idle_by_prefill(kit: Kit) -> Opening:
     return Opening(calm=3)
 
 
-@template(fits=_coordinated, often=True)
+@template(fits=on("ranks", "coordination"), often=True)
 def verify_beside_prefill(kit: Kit) -> Opening:
     return held_idle_by_prefill(kit)
 
 
-@template(fits=_ranked)
+@template(fits=on("ranks"))
 def idle_inside_chunked_prefill(kit: Kit) -> Opening:
     kit.arrive(0, kit.length(kit.chunk + 1))
     return Opening(calm=1)
 
 
-@template(fits=_ranked)
+@template(fits=on("ranks"))
 def uneven_ranks(kit: Kit) -> Opening:
     """Two requests on one rank and one on another, which verify together."""
     for beside in (False, False, True):
@@ -636,7 +591,7 @@ def uneven_ranks(kit: Kit) -> Opening:
     return Opening(calm=DECODING)
 
 
-@template(fits=_ranked, certain=False)
+@template(fits=on("ranks"), certain=False)
 def idle_after_all_finished(kit: Kit) -> Opening:
     """Short requests on one rank beside a long one: they end together if their drafts are accepted alike."""
     new = kit.new_tokens(2, 6)

@@ -1,6 +1,6 @@
 """Templates of what comes back beside tokens; see `cases/templates` for what a template is.
 
-Other programs ask for these things too (`cases/asking`); here they come about whatever else is drawn.
+Other programs ask for these things too (`cases/generation`); here they come about whatever else is drawn.
 """
 
 from __future__ import annotations

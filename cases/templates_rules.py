@@ -10,7 +10,7 @@ from typing import Any
 
 from cases.boots import Boot
 from cases.kit import Kit, Opening, template
-from cases.templates import _roomy
+from cases.templates import on
 from harness.checks.logprobs import LOOSE
 from harness.contract.requests import CUTTING, RequestSpec
 from harness.coverage.rules import KEYS
@@ -74,7 +74,7 @@ def single(boot: Boot) -> bool:
 
 
 def _alike(boot: Boot) -> bool:
-    return single(boot) and _roomy(boot)
+    return single(boot) and on("room")(boot)
 
 
 def _processing(boot: Boot) -> bool:

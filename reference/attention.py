@@ -89,13 +89,7 @@ class KeyValues(Kept):
 
 
 def attend(
-    q: Tensor,
-    held: KeyValues,
-    sight: Sight,
-    *,
-    scale: float,
-    window: int | None = None,
-    sinks: Tensor | None = None,
+    q: Tensor, held: KeyValues, sight: Sight, *, scale: float, window: int | None = None, sinks: Tensor | None = None
 ) -> Tensor:
     """q [m,H,d] of the last m rows of `held` -> what they mix of its values, [m,H,v].
 

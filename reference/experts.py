@@ -160,12 +160,7 @@ class Experts:
     """
 
     def __init__(
-        self,
-        router: Router,
-        routed: list[RowWise],
-        *,
-        shared: RowWise | None = None,
-        shared_gate: Tensor | None = None,
+        self, router: Router, routed: list[RowWise], *, shared: RowWise | None = None, shared_gate: Tensor | None = None
     ) -> None:
         self.router, self.routed = router, routed
         self.shared, self.shared_gate = shared, shared_gate

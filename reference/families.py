@@ -210,14 +210,7 @@ def _delta(raw: Raw, mixture: Mixture, *, apart: bool = False) -> Family:
             return DeltaMixer(weights, f"{prefix}linear_attn.", sizes)
         return GroupedAttention(weights, f"{prefix}self_attn.", heads)
 
-    return Family(
-        config=config,
-        attention=attention,
-        mixture=mixture,
-        centred=True,
-        join=QWEN,
-        draft="mtp.layers.0.",
-    )
+    return Family(config=config, attention=attention, mixture=mixture, centred=True, join=QWEN, draft="mtp.layers.0.")
 
 
 def read_glm(raw: Raw) -> Family:
@@ -280,11 +273,7 @@ def read_mimo(raw: Raw) -> Family:
         raise CheckpointError("use_mrope is true; this reference builds only false")
     heads = _heads(raw, _rotation(raw), bias=bool(raw.get("attention_bias", True)))
     return Family(
-        config=read_sizes(raw),
-        attention=_same(heads),
-        mixture=dense(raw),
-        join=MIMO,
-        draft="model.mtp_layers.0.",
+        config=read_sizes(raw), attention=_same(heads), mixture=dense(raw), join=MIMO, draft="model.mtp_layers.0."
     )
 
 

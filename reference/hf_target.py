@@ -38,7 +38,10 @@ COMPUTED_TENSORS = re.compile(r"rotary_emb|inv_freq|masked_bias$|attn\.bias$")
 #: Keys of a config that speak of a draft's layers in the same folder.
 DRAFT_KEYS = {"num_nextn_predict_layers", "num_mtp_layers", "mtp_num_layers"}
 #: Keys that say what else the files show: a tensor that is missing or unread is refused anyway.
-SHOWN_KEYS = {"attention_bias", "mlp_bias", "qkv_bias", "use_bias"}
+SHOWN_KEYS = {
+    *("attention_bias", "mlp_bias", "qkv_bias", "use_bias", "lm_head_bias"),
+    *("qk_norm", "use_qk_norm", "tie_word_embeddings"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,10 +340,13 @@ def _readable(path: Path) -> None:
 
 
 def _taken_over(raw: Mapping[str, Any], text: Mapping[str, Any]) -> None:
-    """ValueError where the config of a text has another number than the file that it was read out of."""
+    """ValueError where the config of a text has another number than the file that it was read out of.
+
+    None is what another key switches off, such as a window.
+    """
     found = {**(text.get("rope_parameters") or {}), **text}
     for key, value in raw.items():
-        if isinstance(value, int | float) and key in found and found[key] != value:
+        if isinstance(value, int | float) and found.get(key) not in (None, value):
             raise ValueError(f"{key} is {value!r}, and it reads {found[key]!r}")
 
 
@@ -375,7 +381,7 @@ def _asked_for(kind: Any) -> set[str]:
     module = next(one for one in mappings if kind in one)[kind]
     source = inspect.getsource(sys.modules[module.__module__])
     asked = {one or other for one, other in re.findall(r'config\.(\w+)|getattr\((?:self\.)?config, "(\w+)"', source)}
-    return asked | set(re.findall(r'kwargs\.pop\("(\w+)"', inspect.getsource(kind)))
+    return asked | set(re.findall(r'kwargs\.(?:pop|get)\(\s*"(\w+)"', inspect.getsource(kind)))
 
 
 def _auto(kind: Any) -> Any:

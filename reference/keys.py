@@ -24,9 +24,9 @@ CHANGES_NOTHING: dict[str, str] = {
         router_aux_loss_coef aux_loss_alpha seq_aux router_jitter_noise z_loss_coef gradient_checkpointing
         pretraining_tp ttt_length loss_type""",
     "what is returned, and how its caller caches": """
-        use_cache output_router_logits output_attentions output_hidden_states return_dict use_return_dict
-        is_decoder is_encoder_decoder add_cross_attention cross_attention_hidden_size chunk_size_feed_forward
-        pruned_heads tie_encoder_decoder""",
+        use_cache cache_implementation output_router_logits output_attentions output_hidden_states return_dict
+        use_return_dict is_decoder is_encoder_decoder add_cross_attention cross_attention_hidden_size
+        chunk_size_feed_forward pruned_heads tie_encoder_decoder""",
     "of generation, not of a forward": """
         bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id do_sample temperature top_k top_p
         typical_p repetition_penalty length_penalty max_length min_length num_beams num_beam_groups diversity_penalty

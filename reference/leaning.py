@@ -12,7 +12,7 @@ Shapes: T rows of one call, E experts, k chosen ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,9 +21,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-#: How many times as far as the second run's an engine's scores may be off, since it rounds in other places; a tie is
-#: within four standard deviations of that.
-ALLOWANCE, DEVIATIONS = 1.5, 4.0
+#: How many times as far as the second run's an engine's scores may be off, since it rounds in other places.
+ALLOWANCE = 1.5
+#: A tie is within four standard deviations of that. The nearest are tried first, alone: where all lean, the rows that
+#: another row sees went elsewhere too, though an engine seldom turns more than the nearest.
+DEVIATIONS = (1.0, 2.0, 4.0)
 #: Median of |x| of a standard normal x: one row that went elsewhere before says nothing of how scores are rounded.
 MEDIAN = 0.6745
 
@@ -122,12 +124,23 @@ class Measured:
 
 @dataclass(slots=True)
 class Leaning:
-    """Takes the other expert at every near tie of `routers`."""
+    """Takes the other expert at every tie of `routers` within so many standard deviations."""
 
     recorded: Recorded
     deviations: Mapping[int, float]
     routers: Collection[int]
+    within: float = DEVIATIONS[-1]
     _call: int = 0
+
+    def _ties(self, edge: Edge) -> Tensor:
+        """bool [T]: the rows of a call that lean."""
+        leans = id(edge.router) in self.routers
+        return edge.margin < leans * ALLOWANCE * self.within * self.deviations.get(id(edge.router), 0.0)
+
+    def ties(self) -> frozenset[tuple[int, int]]:
+        """The rows that lean, as (call, row)."""
+        places = enumerate(self._ties(edge).nonzero()[:, 0].tolist() for edge in self.recorded.edges)
+        return frozenset((call, row) for call, rows in places for row in rows)
 
     def choose(self, router: object, values: Tensor, chosen: Tensor) -> Tensor:
         """See Watch."""
@@ -136,18 +149,24 @@ class Leaning:
         if id(router) not in self.routers or place >= len(edges) or len(edges[place].margin) != len(values):
             return chosen
         edge = edges[place]
-        limit = ALLOWANCE * DEVIATIONS * self.deviations.get(id(router), 0.0)
-        turned = (edge.margin < limit)[:, None] & (chosen == edge.last[:, None])
+        turned = self._ties(edge)[:, None] & (chosen == edge.last[:, None])
         turned &= ~(chosen == edge.first_out[:, None]).any(-1, keepdim=True)
         return torch.where(turned, edge.first_out[:, None], chosen)
 
 
-def groups(routers: Sequence[object], most: int) -> Iterator[frozenset[int]]:
-    """Which routers lean together: each alone, or `most` runs of them where they are more; and all."""
-    ids, step = [id(one) for one in routers], -(-len(routers) // most)
-    if len(ids) > 1:
-        yield from (frozenset(ids[start : start + step]) for start in range(0, len(ids), step))
-    yield frozenset(ids)
+def leanings(recorded: Recorded, deviations: Mapping[int, float], most: int) -> Iterator[Leaning]:
+    """Which ties lean together, the nearest first: of each router alone, or `most` runs of them where they are more;
+    and of all. None twice."""
+    ids, tried = [id(one) for one in recorded.routers()], {frozenset[tuple[int, int]]()}
+    step = -(-len(ids) // most)
+    groups = [*(ids[start : start + step] for start in range(0, len(ids), step)), ids]
+    for within in DEVIATIONS:
+        for routers in groups:
+            leaning = Leaning(recorded=recorded, deviations=deviations, routers=set(routers), within=within)
+            ties = leaning.ties()
+            if ties not in tried:
+                tried.add(ties)
+                yield leaning
 
 
 def _between(values: Tensor, one: Tensor, other: Tensor) -> Tensor:

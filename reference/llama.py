@@ -113,11 +113,7 @@ def load_target(path: Path, dtype: torch.dtype, *, held: torch.dtype, device: to
     weights = Weights(path, held, device)
     stack = [
         llama_layer(
-            weights,
-            f"model.layers.{i}.",
-            heads.seeing(windows[i]),
-            intermediate=config.intermediate,
-            mlp_bias=mlp_bias,
+            weights, f"model.layers.{i}.", heads.seeing(windows[i]), intermediate=config.intermediate, mlp_bias=mlp_bias
         )
         for i in range(config.layers)
     ]

@@ -44,14 +44,7 @@ from reference.checkpoint import (
 )
 from reference.heads import Heads
 from reference.llama import llama_layer
-from reference.model import (
-    DecoderLayer,
-    PaperTarget,
-    Target,
-    linear,
-    on_target,
-    rms_norm,
-)
+from reference.model import DecoderLayer, PaperTarget, Target, linear, on_target, rms_norm
 from reference.rotation import Rotation, plain_frequencies
 
 MIMO_ARCHITECTURE = "MiMoV2FlashForCausalLM"
@@ -147,12 +140,7 @@ class MtpLayer:
         self.final_norm = weights.take(f"{prefix}{final}.weight", h)
 
     def forward(
-        self,
-        tokens: Tensor,
-        hidden: Tensor,
-        positions: Tensor,
-        sight: Sight | None = None,
-        kept: Kept | None = None,
+        self, tokens: Tensor, hidden: Tensor, positions: Tensor, sight: Sight | None = None, kept: Kept | None = None
     ) -> tuple[Tensor, Kept]:
         """See Head.forward; g [m,h] before the final norm. Without a sight the rows are causal and nothing is kept."""
         token = rms_norm(self.embed(tokens).to(hidden.dtype), self.token_norm, self.eps)

@@ -93,13 +93,9 @@ def certainty(document: dict[str, Any]) -> list[str]:
             f"at the bad end the failure showed in {rate['failures']} of {rate['tries']} runs: with 95 % confidence "
             f"in at least {rate['lower']:.0%} of all runs"
         )
-        risk = _percent(document["risk"])
+        risk = f"{document['risk']:.1%}" if document["risk"] >= 0.001 else f"{document['risk']:.1e}"
         lines.append(f"so the probability that any 'good' here is wrong, and the answer with it, is {risk} at most")
     return lines
-
-
-def _percent(risk: float) -> str:
-    return f"{risk:.1%}" if risk >= 0.001 else f"{risk:.1e}"
 
 
 def answer(document: dict[str, Any]) -> list[str]:

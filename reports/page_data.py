@@ -136,19 +136,15 @@ def _stopped(result: ScenarioResult, frames: Frames, number: dict[str, int]) -> 
     found = []
     for place in sorted({*zip(table["dp_rank"].tolist(), table["round"].tolist(), strict=True), *wrong} - known):
         rows = table[(table["dp_rank"] == place[0]) & (table["round"] == place[1]) & (table["sides"] != "reference")]
-        parts = [
-            [number[rid], int(part["attempt"].iloc[0]), int(part["committed"].iloc[0]), 0, 0, _worst(part["state"])]
-            for rid, part in rows.groupby("rid", sort=False)
-            if rid
-        ]
+        parts = []
+        for rid, part in rows.groupby("rid", sort=False):
+            if rid:
+                worst = max(map(STATES.index, part["state"]))
+                parts.append([number[rid], int(part["attempt"].iloc[0]), int(part["committed"].iloc[0]), 0, 0, worst])
         own = [one for one in result.divergences if (one.key.dp_rank, one.round) == place and not one.cause]
         if parts or own:
             found.append([*place, step, STOPPED, [0, 0, 0], "", parts, 2 if own else 0])
     return found
-
-
-def _worst(states: pd.Series) -> int:
-    return max(STATES.index(state) for state in states)
 
 
 def _rank_states(result: ScenarioResult) -> dict[tuple[int, int], int]:

@@ -106,10 +106,7 @@ def test_the_commit_that_broke_a_checkout_is_found_by_running_it(engines, three_
     report = tmp_path / "found.json"
     options = ["--runs", str(tmp_path / "runs"), "--json", str(report), "--fresh"]
     done = subprocess.run(
-        [sys.executable, "-m", "harness.cli", *command, *options],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-m", "harness.cli", *command, *options], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(report.read_text())

@@ -148,10 +148,7 @@ def test_a_layer_is_asked_for_its_own_proposal_where_the_engine_made_another(lay
     assert expected == {place: alone(session, text, place[2]) for place in observed(trace)}
 
 
-@pytest.mark.parametrize(
-    ("text", "committed"),
-    [([9], 1), ([5, 9], 2), ([6, 7, 9], 3), ([6, 7, 8, 9], 4), ([6, 8], 2)],
-)
+@pytest.mark.parametrize(("text", "committed"), [([9], 1), ([5, 9], 2), ([6, 7, 9], 3), ([6, 7, 8, 9], 4), ([6, 8], 2)])
 def test_a_tree_commits_its_longest_line_along_the_text_and_one_token_more(text, committed):
     tree = with_depths((1, 5, 6, 7, 8), (-1, 0, 0, 2, 3))
     assert committed_by(tree, iter([*text, 0, 0])) == committed

@@ -19,7 +19,7 @@ from cases.checkpoints import RECIPES, CheckpointMakeError, Recipe, make, make_r
 from cases.families import FAMILIES
 from cases.fixed import never
 from cases.meta.sensitivity import measure
-from cases.recipes import HalfOssRecipe, Qwen3EagleRecipe, TableRecipe, TrainedRecipe
+from cases.recipes import HalfMambaRecipe, HalfOssRecipe, Qwen3EagleRecipe, TableRecipe, TrainedRecipe
 from harness.driving import tiny_pairs
 
 torch.set_num_threads(1)
@@ -40,7 +40,7 @@ PAIRS = sorted(
     name
     for name, recipe in RECIPES.items()
     if recipe.algorithm != "MTP"
-    and not isinstance(recipe, TableRecipe | Qwen3EagleRecipe | TrainedRecipe | HalfOssRecipe)
+    and not isinstance(recipe, TableRecipe | Qwen3EagleRecipe | TrainedRecipe | HalfOssRecipe | HalfMambaRecipe)
     and name != "qwen3-four"
 )
 

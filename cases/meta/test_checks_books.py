@@ -119,10 +119,7 @@ def test_leak_and_double_free_are_found(made, free, evictable, hint):
     assert found == ({("LEAK", "ledger", "IDLE", hint): 1} if hint else {})
 
 
-@pytest.mark.parametrize(
-    ("free", "hint"),
-    [(0, "instead-freed-twice"), (-2, "lost"), (2, "freed-twice")],
-)
+@pytest.mark.parametrize(("free", "hint"), [(0, "instead-freed-twice"), (-2, "lost"), (2, "freed-twice")])
 def test_slots_that_are_free_twice_do_not_stand_for_others_that_are_lost(made, free, hint):
     scenario, engine = made
     end = replace(engine.events[-1], data=engine.events[-1].data | {"twice": 2})
@@ -277,10 +274,7 @@ def state(name, *, dp_rank, rows, **data):
 def states(**idle):
     """A busy rank with four rows beside an idle one, both informed."""
     told = {"announced": [4, 0], "padding": "MAX_LEN"}
-    return (
-        state("busy_state", dp_rank=0, rows=4, **told),
-        state("idle_state", dp_rank=1, rows=0, **(told | idle)),
-    )
+    return (state("busy_state", dp_rank=0, rows=4, **told), state("idle_state", dp_rank=1, rows=0, **(told | idle)))
 
 
 @pytest.mark.parametrize(

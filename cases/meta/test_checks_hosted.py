@@ -73,12 +73,7 @@ def test_points_of_the_host_are_counted_where_they_happen(name, rounds, shows, l
 
 @pytest.mark.parametrize(
     ("before", "count"),
-    [
-        ([("fetched", [1])], 1),
-        ([("fetched", [2])], 0),
-        ([("fetched", [1]), ("stored", [1])], 0),
-        ([("kept", [1])], 0),
-    ],
+    [([("fetched", [1])], 1), ([("fetched", [2])], 0), ([("fetched", [1]), ("stored", [1])], 0), ([("kept", [1])], 0)],
 )
 def test_rows_are_of_storage_while_nothing_else_went_to_their_slots_of_the_host(before, count):
     events = [copied(0, what, host, [7] * len(host), storage=[5]) for what, host in before]

@@ -36,8 +36,7 @@ def hidden_row(trace, side, phase, nth=2):
 
 
 @pytest.mark.parametrize(
-    ("side", "phase"),
-    [("hidden_in", phase) for phase in DRAFTING] + [("hidden_out", phase) for phase in CHECK_OF],
+    ("side", "phase"), [("hidden_in", phase) for phase in DRAFTING] + [("hidden_out", phase) for phase in CHECK_OF]
 )
 def test_wrong_state_is_numeric_in_every_phase(made, side, phase):
     scenario, engine, reference = made

@@ -37,10 +37,7 @@ def sampled(request, pair):
     """(scenario, what an engine that follows the rule reports): one request, alone, with uniforms of its own."""
     asked = RequestSpec(rid="a", input_ids=(5, 17, 130, 42), max_new_tokens=30, temperature=1.1)
     scenario = Scenario(
-        name="sampled",
-        spec=request.param,
-        requests=(asked,),
-        script=(Op(kind="submit", rids=("a",)), Op(kind="drain")),
+        name="sampled", spec=request.param, requests=(asked,), script=(Op(kind="submit", rids=("a",)), Op(kind="drain"))
     )
     session = FreeSession(*load_pair(pair.target, pair.draft), request.param)
     uniform = np.random.default_rng(4).random

@@ -227,10 +227,7 @@ TOGETHER = [batch(0, ("a", 0, 4), ("b", 0, 4), mode="PREFILL"), batch(1, ("a", 4
 
 @pytest.mark.parametrize(
     ("back", "stays", "start", "signatures"),
-    [
-        ("a", "b", 7, []),
-        ("b", "a", 5, ["SHAPE:retraction:PREFILL:longer-output-taken-back"]),
-    ],
+    [("a", "b", 7, []), ("b", "a", 5, ["SHAPE:retraction:PREFILL:longer-output-taken-back"])],
 )
 def test_the_shorter_output_goes_back(back, stays, start, signatures):
     rounds = [*TOGETHER, batch(2, (stays, start, 2))]

@@ -13,8 +13,6 @@ from harness.checks.registry import register, run_check
 from harness.contract.trace import Event
 from harness.contract.types import Divergence, Key, Kind, Outcome, Policy
 
-PROTECTS = "a sentence long enough to say what it protects"
-
 
 @pytest.fixture
 def made():
@@ -184,20 +182,19 @@ def test_every_check_says_what_it_protects():
     assert len(CHECKS) >= 10
     for check in CHECKS.values():
         assert check.kinds
-        assert check.protects[0].islower()
-        assert not check.protects.endswith(".")
+        protects = check.judge.__doc__.partition("\n\n")[0]
+        assert len(protects) > 20
+        assert protects.endswith(".")
 
 
 def test_every_kind_is_some_checks_business():
     assert set(Kind) == set().union(*(check.kinds for check in CHECKS.values()))
 
 
-ABOUT = {"id": "good", "kinds": (Kind.TOKEN,), "reads": ("engine",), "protects": PROTECTS}
+ABOUT = {"id": "good", "kinds": (Kind.TOKEN,), "reads": ("engine",)}
 
 
-@pytest.mark.parametrize(
-    "change", [{"id": "two words"}, {"kinds": ()}, {"protects": "much"}, {"reads": ("weather",)}, {"reads": ()}]
-)
+@pytest.mark.parametrize("change", [{"id": "two words"}, {"kinds": ()}, {"reads": ("weather",)}, {"reads": ()}])
 def test_half_described_checks_are_refused(lone_registry, change):
     with pytest.raises(ValueError):  # noqa: PT011
         register(**ABOUT | change)

@@ -176,16 +176,15 @@ def _until(ready, process, *, within=300.0):
 
 
 def _check_stopped(process, number, work):
-    """One line, exit 3, no process left, no verdict: after a signal. How many scenarios were judged by then."""
+    """One message, exit 3, no process left, no verdict: after a signal. How many scenarios were judged by then."""
     below = tree(process.pid)
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 3, errors
     folder = only_run(work).relative_to(work)
     word = "interrupted" if number is signal.SIGINT else f"ended by {number.name}"
-    (line,) = errors.splitlines()
     judged = len(list((work / folder).glob("*/verdict.json")))
-    assert line.startswith(f"eaglecheck: {word}; run folder {folder} is incomplete, {judged} of ")
+    assert errors.startswith(f"eaglecheck: {word}\n  run folder {folder} is incomplete, {judged} of ")
     assert survivors(below) == []
     assert not (work / folder / "verdict.json").exists()
     return judged

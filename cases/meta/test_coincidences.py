@@ -121,11 +121,7 @@ SCENARIOS = (
         what="stops: *",
         why="an id that is never proposed lets a pool run out",
     ),
-    Left(
-        where="weights/* corpus/weights-*",
-        what="length: a = c; beginning: a = c",
-        why="one prompt twice",
-    ),
+    Left(where="weights/* corpus/weights-*", what="length: a = c; beginning: a = c", why="one prompt twice"),
     Left(
         where="lora/*-one-prompt", what="length: *; limit: *; end: *; beginning: *", why="one prompt with each adapter"
     ),

@@ -173,10 +173,7 @@ HAVING = {
         ),
         1,
     ),
-    "running_limit_reached": (
-        trace(decode(1, ("r0", 4, 1)), events=(turn(1, running=["r0"] * 8, waiting=["r1"]),)),
-        1,
-    ),
+    "running_limit_reached": (trace(decode(1, ("r0", 4, 1)), events=(turn(1, running=["r0"] * 8, waiting=["r1"]),)), 1),
     "abort_before_prefill": (trace(WHOLE, ends=(end("r1", 1, 0, "abort"),)), 1),
     "preempted": (
         trace(WHOLE, prefill(2, ("r1", 0, 6, True)), events=(turn(1, running=["r0"]), turn(2, waiting=["r0"]))),
@@ -191,18 +188,9 @@ HAVING = {
     "outgrew_the_pool": (trace(WHOLE, decode(1, ("r0", 4, 1)), events=(failed("r0", OUT),)), 1),
     "abort_while_paused": (trace(WHOLE, events=(happened("pause", 1), happened("abort", 2, "r0"))), 1),
     "abort_after_retraction": (trace(WHOLE, events=(happened("retract", 1), happened("abort", 1, "r0"))), 1),
-    "pause_in_chunk": (
-        trace(prefill(0, ("r1", 0, 4, False)), prefill(3, ("r1", 4, 2, True)), events=(PAUSE,)),
-        1,
-    ),
-    "abort_of_some": (
-        trace(BOTH, decode(2, ("r1", 7, 1)), ends=(end("r0", 9, 2, "abort"),)),
-        1,
-    ),
-    "partial_retraction": (
-        trace(BOTH, decode(2, ("r1", 7, 1)), events=(taken_back(2, "r0"),)),
-        1,
-    ),
+    "pause_in_chunk": (trace(prefill(0, ("r1", 0, 4, False)), prefill(3, ("r1", 4, 2, True)), events=(PAUSE,)), 1),
+    "abort_of_some": (trace(BOTH, decode(2, ("r1", 7, 1)), ends=(end("r0", 9, 2, "abort"),)), 1),
+    "partial_retraction": (trace(BOTH, decode(2, ("r1", 7, 1)), events=(taken_back(2, "r0"),)), 1),
     "batch_reordered": (trace(BOTH, decode(2, ("r1", 7, 1), ("r0", 5, 1))), 1),
     "retract_border_in_prompt": (
         trace(prefill(0, ("r1", 0, 6, True)), record(3, "PREFILL", [("r1", 1, 4, 3, True)])),

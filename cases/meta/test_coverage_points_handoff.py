@@ -104,10 +104,7 @@ TRACES = {
         trace(ran(0, R0, R1), handed(1, "r1"), handed(2, "r0")),
         trace(ran(0, R0, R1), handed(1, "r0"), handed(2, "r1")),
     ),
-    "empty_prebuilt_batch": (
-        trace(events=(BOTH_AWAY, after(1))),
-        trace(handed(1, "r0"), events=(BOTH_AWAY, after(1))),
-    ),
+    "empty_prebuilt_batch": (trace(events=(BOTH_AWAY, after(1))), trace(handed(1, "r0"), events=(BOTH_AWAY, after(1)))),
     "retracted_on_decode_side": (
         trace(handed(1, "r0"), decode(2, ("r0", 4, 1)), handed(3, "r0", attempt=1)),
         trace(handed(1, "r0"), decode(2, ("r0", 4, 1))),

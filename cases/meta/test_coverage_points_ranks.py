@@ -64,14 +64,8 @@ TRACES = {
             ends=(end("r0", 1, 5), end("r2", 9, 5)),
         ),
     ),
-    "idle_beside_prefill": (
-        trace(prefill(0, WHOLE), idle(0, 1)),
-        trace(decode(1, ("r0", 4, 1)), idle(1, 1)),
-    ),
-    "idle_beside_verify": (
-        trace(decode(1, ("r0", 4, 1)), idle(1, 1)),
-        trace(prefill(0, WHOLE), idle(0, 1)),
-    ),
+    "idle_beside_prefill": (trace(prefill(0, WHOLE), idle(0, 1)), trace(decode(1, ("r0", 4, 1)), idle(1, 1))),
+    "idle_beside_verify": (trace(decode(1, ("r0", 4, 1)), idle(1, 1)), trace(prefill(0, WHOLE), idle(0, 1))),
     "held_idle_by_prefill": (
         trace(prefill(2, OTHER, dp_rank=1), idle(2, 0), events=(running(2, 0, "r0"),)),
         trace(prefill(2, OTHER, dp_rank=1), idle(2, 0), events=(running(2, 0),)),

@@ -156,8 +156,7 @@ A, B = {"rid": "a", "length": 9, "token": 1, "state": [0.5]}, {"rid": "b", "leng
 
 
 @pytest.mark.parametrize(
-    ("fed", "code"),
-    [([A, B], 3), ([A, B, {**A, "length": 12}], 1), ([A, B, {**A, "length": 12, "state": [0.6]}], 0)],
+    ("fed", "code"), [([A, B], 3), ([A, B, {**A, "length": 12}], 1), ([A, B, {**A, "length": 12, "state": [0.6]}], 0)]
 )
 def test_a_request_that_resumes_with_its_first_state_shows_the_fault(one, tmp_path, fed, code):
     (tmp_path / "resumed.jsonl").write_text("".join(json.dumps(each) + "\n" for each in fed))

@@ -13,7 +13,7 @@ import pytest
 from cases.fixed import default_scenarios
 from cases.meta import handmade
 from harness.checks import judge
-from harness.checks.given import not_given
+from harness.checks.asked import not_given
 from harness.cli.outcome import TYPED, typed_again
 from harness.cli.programs import check_scenarios
 from harness.contract.scenario import Scenario

@@ -1,8 +1,16 @@
 """What stands in for DeepGEMM where a sparse attention indexer is driven without it."""
 
+import importlib.util
+import sys
+
 import torch
 
-from harness.engine_side.replacement_kernels.index_scores import fp8_mqa_logits, fp8_paged_mqa_logits
+from harness.engine_side.replacement_kernels.index_scores import (
+    PACKAGE,
+    IndexScores,
+    fp8_mqa_logits,
+    fp8_paged_mqa_logits,
+)
 
 HEADS, WIDTH, PAGE = 3, 16, 64
 INF = float("inf")
@@ -49,3 +57,13 @@ def test_one_length_holds_for_all_queries_of_a_request():
         q, keys, torch.ones(3, HEADS), torch.tensor([[7]]), torch.tensor([[0]]), torch.zeros(0), 64
     )
     assert ((found == 0).sum(dim=1) == 7).all()
+
+
+def test_it_stands_in_where_there_is_no_such_package_and_says_so(monkeypatch):
+    monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
+    scores = IndexScores()
+    assert importlib.util.find_spec(PACKAGE) is not None
+    assert sys.modules[PACKAGE].fp8_mqa_logits is fp8_mqa_logits
+    assert {one["subject"] for one in scores.describe()} == {"index scores"}
+    assert IndexScores().describe() == [], "there is one now"
+    monkeypatch.delitem(sys.modules, PACKAGE)

@@ -66,7 +66,7 @@ def test_a_run_keeps_the_scenarios_that_were_judged(place):
     assert document["verdict"] == "UNKNOWN"
     assert [one["name"] for one in document["scenarios"]] == ["single"]
     assert document["reasons"][-1] == f"{word}: 1 of 2 scenarios judged"
-    assert f"eaglecheck: {word}; run folder" in said
+    assert f"eaglecheck: {word}\n  run folder" in said
     assert "partial results written to out.json" in said
 
 

@@ -439,10 +439,7 @@ def test_layers_run_eagerly_without_graphs_or_with_more_requests_than_any_is_cap
     for what in ("off", "nan"):
         assert ids(f"NUMERIC:verify:VERIFY:hidden_out-{what}", made, release="0.5.13") == expected
     assert max(GRAPH_SIZES) == LARGEST_GRAPH
-    assert (
-        min(PREFILL_GRAPH_SIZES) // 2,
-        max(PREFILL_GRAPH_SIZES),
-    ) == PREFILL_GRAPHS  # padding at most doubles
+    assert (min(PREFILL_GRAPH_SIZES) // 2, max(PREFILL_GRAPH_SIZES)) == PREFILL_GRAPHS  # padding at most doubles
 
 
 @pytest.mark.parametrize(("device", "offered"), [("cpu", True), ("cuda", False)])

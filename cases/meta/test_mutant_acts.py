@@ -112,12 +112,9 @@ MAP = {"map": [0, 2, 5, 9]}
         ),
         ("bonus_from_root", WALK, {"predict": [11, 11, 0, 0, 21, 0, 0, 0]}),
         ("bonus_of_neighbour", WALK, {"predict": [11, 21, 0, 0, 12, 0, 0, 0]}),
-        ("uniforms_of_neighbour", SAMPLED, {"nodes": [[0.25], [0.5]], "final": [1.0, 0.125]}),
         ("uniforms_halved", SAMPLED, {"nodes": [[0.25], [0.125]]}),
         ("final_mirrored", SAMPLED, {"final": [0.875, 0.0]}),
         ("distribution_of_root", SAMPLED, {"distribution": [[[0.75, 0.25], [0.75, 0.25]]]}),
-        ("counts_exchanged", {"counts": [3, 0]}, {"counts": [0, 3]}),
-        ("counts_exchanged", {}, {}),
         ("guess_of_the_target", {"ids": [5, 6], "guess": [9]}, {"ids": [9, 6]}),
         ("row_of_another", {"row": [0], "full": [1, 0, 1]}, {"row": [2]}),
         ("row_of_another", {"row": [0], "full": [1, 0, 0]}, {}),
@@ -128,12 +125,29 @@ def test_acts_on_the_values_of_a_site(name, values, expected):
     assert ran(name, values, scene(field="hidden", parts=3)) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "args", "values", "expected"),
+    [
+        ("become", {"field": "ids", "value": -1}, {"ids": [3, 4]}, {"ids": [-1, -1]}),
+        ("become", {"field": "loads", "value": False}, {"loads": [True]}, {"loads": [False]}),
+        ("become", {"field": "loads", "value": False, "of": "draft"}, {"loads": [True], "draft": [False]}, {}),
+        ("become", {"field": "top_ps", "value": 1.0}, {}, {}),
+        ("moved", {"field": "limit", "by": -1}, {"limit": [3]}, {"limit": [2]}),
+        ("of_neighbour", {"field": "nodes final"}, SAMPLED, {"nodes": [[0.25], [0.5]], "final": [1.0, 0.125]}),
+        ("of_neighbour", {"field": "ids", "by": 1}, {"ids": [5, 6, 7]}, {"ids": [7, 5, 6]}),
+        ("mirrored", {"field": "counts"}, {"counts": [3, 0]}, {"counts": [0, 3]}),
+        ("mirrored", {"field": "counts"}, {}, {}),
+        ("without_last", {"field": "slots"}, {"slots": [4, 5]}, {"slots": [4]}),
+        ("last_again", {"field": "slots"}, {"slots": [4, 5]}, {"slots": [4, 5, 5]}),
+    ],
+)
+def test_acts_on_the_value_that_a_mutant_names(name, args, values, expected):
+    assert ran(name, values, scene(**args)) == expected
+
+
 def test_narrow_mask_loses_a_column_of_every_row_and_keeps_its_length():
     shares = [Share("a", 0, 2, 1), Share("b", 2, 2, 2)]  # rows of 1 + 2 and 2 + 2 columns
-    values = {
-        "mask": [11, 12, 13, 21, 22, 23, 31, 32, 33, 34, 41, 42, 43, 44],
-        "next_token": [[1, -1], [1, -1]],
-    }
+    values = {"mask": [11, 12, 13, 21, 22, 23, 31, 32, 33, 34, 41, 42, 43, 44], "next_token": [[1, -1], [1, -1]]}
     made = ran("mask_narrow", values, scene(shares=shares))
     assert made == {"mask": [12, 13, 22, 23, 32, 33, 34, 42, 43, 44, 0, 0, 0, 0]}
 

@@ -29,7 +29,8 @@ PLACES = ("all", "first", "inner", "last", "border", "retracted", "decoding", "l
 
 def test_there_are_forty_and_no_id_is_used_in_two_families():
     text = Path(mutants.__file__).with_suffix(".toml").read_text()
-    assert len(MUTANTS) == sum(len(entries) for entries in tomllib.loads(text).values())
+    families = {name: entries for name, entries in tomllib.loads(text).items() if name != "words"}
+    assert len(MUTANTS) == sum(map(len, families.values()))
     assert len(DRIVABLE) >= 40
 
 

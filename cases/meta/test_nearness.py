@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cases.meta.test_checks_sampled import (  # noqa: F401  (fixtures)
-    accepts,
-    altered,
-    other_last_token,
-    pair,
-    sampled,
-    with_margin,
-)
+from cases.meta.test_checks_sampled import accepts, altered, other_last_token, pair, sampled, with_margin  # noqa: F401  (fixtures)
 from harness.archive.event_facts import unfit
 from harness.checks.accepts import usual_draws
 from harness.checks.evidence import gather

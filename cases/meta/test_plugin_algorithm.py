@@ -85,8 +85,7 @@ def test_a_bare_one_has_nothing_but_what_its_base_class_has(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("registry", "why"),
-    [(None, "no registry"), (SimpleNamespace(CustomSpecAlgo=object), "asks no algorithm")],
+    ("registry", "why"), [(None, "no registry"), (SimpleNamespace(CustomSpecAlgo=object), "asks no algorithm")]
 )
 def test_a_release_that_cannot_have_one_is_refused_by_name(monkeypatch, registry, why):
     monkeypatch.setitem(sys.modules, REGISTRY, registry)

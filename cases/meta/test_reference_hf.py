@@ -119,12 +119,21 @@ def test_states_and_logits_are_the_modules(loaded):
     torch.testing.assert_close(behind.states[1], read.states[1][20:], atol=1e-4, rtol=1e-4)
 
 
+def test_keys_that_a_class_takes_out_of_what_it_is_given_are_read(tmp_path):
+    written(tmp_path, "Gemma3Text", **OTHERS["Gemma3Text"])
+    raw = read_json(tmp_path / "config.json")
+    raw |= {"sliding_window_pattern": 6, "cache_implementation": "hybrid", "qk_norm": True}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert HfTarget.load(tmp_path).layers == SIZES["num_hidden_layers"]
+
+
 @torch.inference_mode()
 def test_the_keys_of_a_text_may_stand_beside_those_of_its_images(tmp_path):
     module = written(tmp_path, "Qwen2_5_VL")
     raw = read_json(tmp_path / "config.json")
     text = {key: value for key, value in raw.pop("text_config").items() if key not in ("model_type", "layer_types")}
     older = {"rope_theta": text.pop("rope_parameters")["rope_theta"], "max_window_layers": 80}
+    older |= {"sliding_window": 32768, "use_sliding_window": False}
     older["rope_scaling"] = {"type": "mrope", "mrope_section": [1, 1, 2]}
     (tmp_path / "config.json").write_text(json.dumps(text | raw | older))
     target = HfTarget.load(tmp_path)

@@ -44,10 +44,7 @@ SAME = {
     "boolean": ({"json_schema": '{"type": "boolean"}'}, "true|false"),
     "number": ({"json_schema": '{"type": "number"}'}, NUMBER),
     "string": ({"json_schema": '{"type": "string"}'}, STRING),
-    "ebnf": (
-        {"ebnf": 'root ::= term (("+" | "-") term)*\nterm ::= [0-9]+ | "x"'},
-        r"([0-9]+|x)([+-]([0-9]+|x))*",
-    ),
+    "ebnf": ({"ebnf": 'root ::= term (("+" | "-") term)*\nterm ::= [0-9]+ | "x"'}, r"([0-9]+|x)([+-]([0-9]+|x))*"),
 }
 
 

@@ -329,8 +329,7 @@ def test_a_request_with_unknown_tokens_stops_and_the_others_go_on(tiny):
     decodes = [record for record in engine.rounds if record.mode == "DECODE" and record.rids == ("a",)]
     lost = decodes[1]
     broken = edited(
-        engine,
-        keep=lambda rows, i: not (rows.strings["phase"][i] == "ACCEPT" and rows.ints["round"][i] == lost.index),
+        engine, keep=lambda rows, i: not (rows.strings["phase"][i] == "ACCEPT" and rows.ints["round"][i] == lost.index)
     )
     replayed = session.replay(scenario, broken)
     (event,) = stopped(replayed)

@@ -24,7 +24,7 @@ from harness.contract.types import Kind, Outcome
 from harness.driving import oracle as asked
 from harness.driving.oracle import Oracle
 from reference import experts
-from reference.leaning import Leaning, Measured, Recorded, groups, watched
+from reference.leaning import Edge, Leaning, Measured, Recorded, leanings, watched
 
 HALF = torch.bfloat16
 SPEC = SpecConfig(algorithm="EAGLE", num_steps=2, eagle_topk=1, num_draft_tokens=3)
@@ -175,9 +175,23 @@ def test_a_run_that_asks_something_else_measures_nothing():
     assert measured.deviations() == {}
 
 
+def asked_of(margins):
+    """What a router a margin recorded, and how far scores of each are off: 0.1."""
+    edges = [
+        Edge(router=object(), last=torch.zeros(1), first_out=torch.ones(1), margin=torch.tensor([margin]))
+        for margin in margins
+    ]
+    return Recorded(edges=edges), {id(edge.router): 0.1 / 1.5 for edge in edges}
+
+
 def test_many_routers_lean_in_groups_and_all_together():
-    many = [object() for _ in range(20)]
-    found = list(groups(many, 8))
+    recorded, deviations = asked_of([0.05] * 20)
+    found = [one.ties() for one in leanings(recorded, deviations, 8)]
     assert len(found) == 8
-    assert found[-1] == frozenset.union(*found[:-1]) == frozenset(map(id, many))
-    assert list(groups(many[:1], 8)) == [frozenset({id(many[0])})]
+    assert found[-1] == frozenset.union(*found[:-1]) == {(call, 0) for call in range(20)}
+
+
+def test_the_nearest_ties_lean_first_and_none_twice():
+    recorded, deviations = asked_of([0.05, 0.35, 0.15, 0.41])
+    found = [sorted(call for call, _ in one.ties()) for one in leanings(recorded, deviations, 8)]
+    assert found == [[0], [2], [0, 2], [1], [0, 1, 2]]

@@ -62,11 +62,7 @@ def test_a_matrix_on_a_taken_card_is_unknown_in_every_cell(work, stranger, monke
 
 @pytest.mark.parametrize(
     "command",
-    [
-        ["run"],
-        ["matrix", "--engines", "0.5.13", "--cases", "pr25015"],
-        ["mutants"],
-    ],
+    [["run"], ["matrix", "--engines", "0.5.13", "--cases", "pr25015"], ["mutants"]],
     ids=lambda command: command[0],
 )
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_campaign_stops_at_the_first_scenario_that_shows_the_mutant():
     (score,) = Campaign(engines, "0.5.23", [LATE]).run().scores
     assert (score.fate, score.examples) == (Fate.KILLED, 2)
     assert engines.asked == [
-        *("together", "joined", "together-draft-position-late", "joined-draft-position-late", "together"),
+        *("together", "joined", "together-draft-position-late", "joined-draft-position-late", "together")
     ]
 
 

@@ -133,12 +133,7 @@ def test_tidy_joins_scheduler_steps_and_waits_for_nothing_at_the_ends():
     scheduler_step, drain, submit = Op(kind="step", count=2), Op(kind="drain"), Op(kind="submit", rids=("a",))
     assert tidy(
         [scheduler_step, submit, scheduler_step, scheduler_step, Op(kind="retract"), scheduler_step, drain]
-    ) == (
-        submit,
-        Op(kind="step", count=4),
-        Op(kind="retract"),
-        drain,
-    )
+    ) == (submit, Op(kind="step", count=4), Op(kind="retract"), drain)
 
 
 # Tallies

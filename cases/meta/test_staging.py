@@ -42,11 +42,7 @@ def sent(recorder, *, held=False):
 
 
 def test_a_round_is_the_same_whether_staged_or_copied_at_once():
-    shipped, staged, held = (
-        sent(Recorder()),
-        sent(Recorder(staging())),
-        sent(Recorder(staging()), held=True),
-    )
+    shipped, staged, held = (sent(Recorder()), sent(Recorder(staging())), sent(Recorder(staging()), held=True))
     assert staged == shipped
     assert held == shipped
     assert sent(Recorder(), held=True) == shipped

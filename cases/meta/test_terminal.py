@@ -361,9 +361,7 @@ def test_a_request_that_none_of_its_stop_tokens_ended_is_named_unless_the_checkp
     end = replace(one.trace.ends[0], reason=reason)
     asked = one.scenario.request(end.rid).model_copy(update={"stop_token_ids": (511,)})
     one = replace(
-        one,
-        scenario=one.scenario.model_copy(update={"requests": (asked,)}),
-        trace=replace(one.trace, ends=(end,)),
+        one, scenario=one.scenario.model_copy(update={"requests": (asked,)}), trace=replace(one.trace, ends=(end,))
     )
     text = printed(render_run, results.run_of(one))
     assert text.count(f"single: request {end.rid} met none of its stop tokens") == said

@@ -487,8 +487,7 @@ def test_it_starts_with_the_standard_library_alone():
 
 
 @pytest.mark.parametrize(
-    ("argument", "code", "says"),
-    [("engines", 0, "eaglecheck doctor"), ("/no/such", 2, "cannot read /no/such")],
+    ("argument", "code", "says"), [("engines", 0, "eaglecheck doctor"), ("/no/such", 2, "cannot read /no/such")]
 )
 def test_the_command_ends_with_what_to_type(made, home, argument, code, says):
     done = call("engines", "unpack", str(made.get(argument, argument)))

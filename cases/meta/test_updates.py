@@ -17,9 +17,9 @@ from cases.fixed import DRAIN, request, submit
 from cases.meta import handmade
 from cases.meta.speculating import FreeSession
 from cases.meta.test_reference_session import assert_same_rows, request_of, scenario_of, stopped
+from harness.checks.cached_rows import check_flushed
 from harness.checks.compare import pairs_of
 from harness.checks.evidence import gather
-from harness.checks.flushed import check_flushed
 from harness.checks.judge import judge
 from harness.cli.prepare import provider
 from harness.contract.measured import judged_states

@@ -22,14 +22,7 @@ from harness.archive.trace_faults import TraceError, check_version, damaged, fol
 from harness.contract import plain_files
 from harness.contract.json_files import BadDocument, NotJSON, parsed, validated
 from harness.contract.settings import MOST_STEPS, POOL, POOL_IS
-from harness.contract.trace import (
-    TRACE_SCHEMA,
-    Event,
-    RequestEnd,
-    RoundRecord,
-    Rows,
-    Trace,
-)
+from harness.contract.trace import TRACE_SCHEMA, Event, RequestEnd, RoundRecord, Rows, Trace
 
 SIDES = ("engine", "reference")
 
@@ -125,16 +118,12 @@ def write_trace(folder: Path, trace: Trace) -> list[Path]:
 
     files = trace_files(folder, trace.side)
     files["tensors"].parent.mkdir(parents=True, exist_ok=True)
-    plain_files.replace(
-        files["tensors"], safetensors.numpy.save(_contiguous(trace.tensors), metadata={"trace": str(TRACE_SCHEMA)})
-    )
+    tensors = {name: np.ascontiguousarray(one, dtype=np.float32) for name, one in sorted(trace.tensors.items())}
+    metadata = {"trace": str(TRACE_SCHEMA)}
+    plain_files.replace(files["tensors"], safetensors.numpy.save(tensors, metadata=metadata))
     plain_files.replace(files["rows"], rows_bytes(trace.rows))
     plain_files.replace(files["json"], _head_bytes(trace))
     return list(files.values())
-
-
-def _contiguous(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: np.ascontiguousarray(tensor, dtype=np.float32) for name, tensor in sorted(tensors.items())}
 
 
 def _head_bytes(trace: Trace) -> bytes:

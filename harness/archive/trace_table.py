@@ -57,14 +57,9 @@ def _table(rows: Rows) -> pa.Table:
         columns.append(pa.array([str(text) for text in rows.strings[name]], type=pa.string()).dictionary_encode())
     columns += [pa.array(rows.floats[name], type=pa.float32()) for name in FLOAT_COLUMNS]
     for name, kind in LIST_COLUMNS.items():
-        columns.append(_list_array(rows.lists[name], kind))
+        offsets, values = rows.lists[name].offsets.astype(np.int32), rows.lists[name].values
+        columns.append(pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, type=LIST_TYPES[kind])))
     return pa.Table.from_arrays(columns, schema=arrow_schema())
-
-
-def _list_array(column: Ragged, kind: type) -> pa.Array:
-    return pa.ListArray.from_arrays(
-        pa.array(column.offsets.astype(np.int32)), pa.array(column.values, type=LIST_TYPES[kind])
-    )
 
 
 def read_rows(file: Path, content: bytes, row_count: int) -> Rows:

@@ -28,15 +28,7 @@ from harness.archive.records import (
     ScenarioVerdict,
     finding_line,
 )
-from harness.archive.run_folders import (
-    EVENTS,
-    FINDINGS,
-    LATEST,
-    MANIFEST,
-    SCENARIO,
-    VERDICT,
-    lock,
-)
+from harness.archive.run_folders import EVENTS, FINDINGS, LATEST, MANIFEST, SCENARIO, VERDICT, lock
 from harness.archive.store import read_model
 from harness.archive.trace_io import plain, write_trace
 from harness.contract import plain_files

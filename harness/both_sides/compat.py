@@ -69,20 +69,14 @@ _GPT_OSS = ("sglang.srt.models.gpt_oss", "config_dtype", "GptOssForCausalLM")
 
 
 def _attention(decode_module: str, extend_module: str) -> tuple[Patch, ...]:
-    return (
-        (decode_module, "attention", "decode_attention_fwd"),
-        (extend_module, "attention", "extend_attention_fwd"),
-    )
+    return ((decode_module, "attention", "decode_attention_fwd"), (extend_module, "attention", "extend_attention_fwd"))
 
 
 _ATTENTION_OLD = _attention(f"{_OLD_ATTENTION}.decode_attention", f"{_OLD_ATTENTION}.extend_attention")
 _ATTENTION_NEW = _attention(f"{_KERNELS}.attention.decode_attention", f"{_KERNELS}.attention.extend_attention")
 _OWN_TREE = ((f"{_SPEC}.eagle_utils", "tree", ""), (f"{_SPEC}.eagle_utils", "verify", ""))
 _SCHEDULER_GATE = ("sglang.srt.managers.scheduler", "Scheduler.recv_requests")
-_RECEIVER_GATE = (
-    "sglang.srt.managers.scheduler_components.request_receiver",
-    "SchedulerRequestReceiver.recv_requests",
-)
+_RECEIVER_GATE = ("sglang.srt.managers.scheduler_components.request_receiver", "SchedulerRequestReceiver.recv_requests")
 
 _PATCHES_0_5_11 = (
     _LLAMA,
@@ -169,10 +163,7 @@ _V2 = Release(
     mtp_patches=_MTP_CUDA,
 )
 _V2_ONLY = replace(
-    _V2,
-    gate=_RECEIVER_GATE,
-    alarm="sglang.srt.managers.scheduler_components.invariant_checker",
-    overlap=None,
+    _V2, gate=_RECEIVER_GATE, alarm="sglang.srt.managers.scheduler_components.invariant_checker", overlap=None
 )
 
 _LOCS_OLD = (f"{_SPEC}.triton_ops.cache_locs", "flag", "_is_musa=none")

@@ -1,15 +1,12 @@
 """Checks: pure functions of aligned traces. They must not run an engine, read disk or import torch.
 
 To add a check, write a function in the module of its subject, or in a new module that `judge` imports (`Evidence` is in
-`evidence`, `register` and `CheckResult` in `registry`, `Kind` and `Phase` in `harness.contract.types`):
+`evidence`, `register` and `CheckResult` in `registry`, `Kind` and `Phase` in `harness.contract.types`). The id stands
+in signatures and is never changed later:
 
-    @register(
-        id="drift",  # stands in signatures: never changed later
-        kinds=(Kind.POSITION,),
-        reads=("engine",),  # and "reference", if it compares with one
-        protects="what would go wrong unnoticed without it, in a sentence",
-    )
+    @register(id="drift", kinds=(Kind.POSITION,), reads=("engine",))  # "reference" too, if it compares with one
     def check_drift(evidence: Evidence) -> CheckResult:
+        '''What would go wrong unnoticed without it, in a sentence.'''
         result = CheckResult()
         for share, rows in evidence.table.each(Phase.DRAFT):  # (dp_rank, rid, attempt, committed), row numbers
             for row in rows:

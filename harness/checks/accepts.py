@@ -37,14 +37,12 @@ NEAREST = {"float32": ARITHMETIC, "float16": 2e-2, "bfloat16": 1e-1}
 Walk = list[tuple[int, int]]
 
 
-@register(
-    id="walk",
-    kinds=(Kind.ACCEPT, Kind.PARENT),
-    reads=("scenario", "engine"),
-    protects="what is committed is exactly the longest line of the tree that the target itself would have chosen",
-)
+@register(id="walk", kinds=(Kind.ACCEPT, Kind.PARENT), reads=("scenario", "engine"))
 def check_greedy_walk(evidence: Evidence) -> CheckResult:
-    """ACCEPT and PARENT at ACCEPT rows of greedy requests that ask for no other rule."""
+    """What is committed is exactly the longest line of the tree that the target itself would have chosen.
+
+    ACCEPT and PARENT at ACCEPT rows of greedy requests that ask for no other rule.
+    """
     result = CheckResult()
     greedy = {request.rid for request in evidence.scenario.requests if request.greedy and not request.rules}
     drawn = _drawn_rounds(evidence)
@@ -152,26 +150,22 @@ def _walked(table: Table, rows: list[int]) -> Walk:
     return [(table.ints["input_id"][row], table.ints["parent"][row]) for row in rows]
 
 
-@register(
-    id="sampled",
-    kinds=(Kind.ACCEPT, Kind.PARENT),
-    reads=("scenario", "engine", "reference"),
-    protects="with a temperature, what is committed follows from the recorded uniforms and the target's probabilities",
-)
+@register(id="sampled", kinds=(Kind.ACCEPT, Kind.PARENT), reads=("scenario", "engine", "reference"))
 def check_sampled_walk(evidence: Evidence) -> CheckResult:
-    """ACCEPT and PARENT at ACCEPT rows of requests with a temperature."""
+    """With a temperature, what is committed follows from the recorded uniforms and the target's probabilities.
+
+    ACCEPT and PARENT at ACCEPT rows of requests with a temperature.
+    """
     drawing = {request.rid for request in evidence.scenario.requests if not request.greedy}
     return _walks(evidence, drawing, "sampled", nothing="the probe saw no uniforms of it")
 
 
-@register(
-    id="rules",
-    kinds=(Kind.ACCEPT, Kind.PARENT, Kind.TOKEN),
-    reads=("scenario", "engine", "reference"),
-    protects="penalties, bias, processors and cuts decide each token, as they would without speculation",
-)
+@register(id="rules", kinds=(Kind.ACCEPT, Kind.PARENT, Kind.TOKEN), reads=("scenario", "engine", "reference"))
 def check_rules(evidence: Evidence) -> CheckResult:
-    """ACCEPT and PARENT at ACCEPT rows of greedy requests with rules; TOKEN at the last prompt row of all with them."""
+    """Penalties, bias, processors and cuts decide each token, as they would without speculation.
+
+    ACCEPT and PARENT at ACCEPT rows of greedy requests with rules; TOKEN at the last prompt row of all with them.
+    """
     ruled = {request.rid for request in evidence.scenario.requests if request.rules}
     greedy = {request.rid for request in evidence.scenario.requests if request.rules and request.greedy}
     result = _walks(evidence, greedy, "ruled", nothing="the reference does not know its logits")

@@ -49,14 +49,12 @@ def at_token(
     return at_index(evidence, rid, index, phase, kind=kind, expected=expected, observed=observed, hint=hint)
 
 
-@register(
-    id="counts",
-    kinds=(Kind.SHAPE, Kind.ACCEPT, Kind.TOKEN),
-    reads=("scenario", "engine"),
-    protects="usage, accept counts and finish reasons that SGLang returns are those of the batches that ran",
-)
+@register(id="counts", kinds=(Kind.SHAPE, Kind.ACCEPT, Kind.TOKEN), reads=("scenario", "engine"))
 def check_counts(evidence: Evidence) -> CheckResult:
-    """ACCEPT for what is said of verifies, TOKEN for finish reasons, SHAPE for the other counts."""
+    """Usage, accept counts and finish reasons that SGLang returns are those of the batches that ran.
+
+    ACCEPT for what is said of verifies, TOKEN for finish reasons, SHAPE for the other counts.
+    """
     result = CheckResult()
     for request, end, answer in answered(evidence):
         expected = {**_usage(evidence, request, end), **_finish(end, answer), **_verified(evidence, request, end)}
@@ -178,14 +176,12 @@ def _known(parts: list[Part]) -> int:
     return 2**62
 
 
-@register(
-    id="streamed",
-    kinds=(Kind.TOKEN, Kind.SHAPE),
-    reads=("scenario", "engine"),
-    protects="the pieces of a stream grow into the answer: each token and what stands beside it once and in order",
-)
+@register(id="streamed", kinds=(Kind.TOKEN, Kind.SHAPE), reads=("scenario", "engine"))
 def check_streamed(evidence: Evidence) -> CheckResult:
-    """SHAPE where a piece takes something back, or has more or less beside its tokens; TOKEN where it differs."""
+    """The pieces of a stream grow into the answer: each token and what stands beside it once and in order.
+
+    SHAPE where a piece takes something back, or has more or less beside its tokens; TOKEN where it differs.
+    """
     result = CheckResult()
     for request, end, answer in answered(evidence):
         if not request.stream:

@@ -1,16 +1,21 @@
-"""Says what a scenario asked for that nothing judged: that is UNKNOWN, never a PASS.
+"""Says what a scenario asked for that did not happen or was not judged: that is UNKNOWN, never a PASS.
 
-A key of a request is added to JUDGED by the change that judges it. This module must not judge by itself.
+Keys of requests that nothing judges, settings that the engine does not run, files that are not its release's, rows that
+a witness did not see. A key of a request is added to JUDGED by the change that judges it. This module must not judge by
+itself: it can only keep a PASS from being empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from harness.checks.evidence import Evidence
 from harness.contract.answers import answers
-from harness.contract.providers import is_witness
+from harness.contract.providers import LIMITS, NOT_COMPARED, is_witness, witnessed_in
 from harness.contract.requests import ADJUSTING, CUTTING, RequestSpec
+from harness.contract.words import counted
 
 #: Keys of requests whose effect a check holds against a rule.
 JUDGED = frozenset(
@@ -23,6 +28,10 @@ JUDGED = frozenset(
     )
 )
 
+#: Files that a verdict names.
+NAMED = 3
+#: By what SGLang multiplies `schedule_conservativeness` under DP attention (its arguments' parallel_hook).
+OF_DP_ATTENTION = 0.3
 #: Those that ask for more than tokens.
 RETURNED = ("return_logprob", "return_hidden_states", "stream")
 
@@ -80,3 +89,47 @@ def _unanswered(evidence: Evidence, request: RequestSpec) -> Iterator[str]:
     returned = [key for key in RETURNED if key in request.asked]
     if ended and returned and request.rid not in answers(evidence.engine):
         yield f"request {request.rid} asks for {returned[0]}, and the trace does not say what came back"
+
+
+def not_given(header: Mapping[str, Any]) -> Iterator[str]:
+    """Reasons for UNKNOWN: settings that the engine was started with and does not run.
+
+    A trace of before this was recorded has none.
+    """
+    given, asked = header.get("given") or {}, header.get("asked") or {}
+    page, ranks = int(given.get("page_size") or 1), int(given.get("dp_size") or 1)
+    for name, value in asked.items():
+        if name in given and not _same(name, value, given[name], page=page, ranks=ranks):
+            yield f"asked for {name} {value}, and the engine runs with {given[name]}"
+
+
+def _same(name: str, asked: Any, given: Any, *, page: int, ranks: int) -> bool:
+    """A pool holds whole pages; under DP attention SGLang reserves by its own share of what was asked."""
+    if name == "max_total_tokens":
+        return bool(asked // page * page == given)
+    if name == "schedule_conservativeness" and ranks > 1:
+        return math.isclose(asked * OF_DP_ATTENTION, given)
+    return bool(asked == given)
+
+
+def not_published(header: Mapping[str, Any]) -> Iterator[str]:
+    """What a verdict about a release must say of an engine that is not quite it."""
+    if files := header.get("changed_files"):
+        more = f" and {counted(len(files) - NAMED, 'more file')}" if len(files) > NAMED else ""
+        yield f"SGLang {header.get('release')} is not as published: {', '.join(files[:NAMED])}{more}"
+
+
+def witnessed(evidence: Evidence) -> tuple[list[str], list[str]]:
+    """(reasons for UNKNOWN, what to say) where a witness stood in for a reference."""
+    if evidence.reference is None or not is_witness(evidence.reference.header):
+        return [], []
+    seen = witnessed_in(evidence.reference.header)
+    unknown = [f"nothing compared: no {name} row has a witness" for name, (known, _) in seen.rows.items() if not known]
+    notes = [LIMITS]
+    notes += [
+        f"{NOT_COMPARED}: {name} rows without a witness" for name, (known, of) in seen.rows.items() if 0 < known < of
+    ]
+    notes += [f"{NOT_COMPARED}: {fault}" for fault in seen.faults]
+    if any(not request.greedy for request in evidence.scenario.requests):
+        notes.append(f"{NOT_COMPARED}: what is accepted at a temperature, since a witness knows no probabilities")
+    return unknown, notes

@@ -21,14 +21,12 @@ from harness.contract.types import Divergence, Key, Kind, Phase
 NARROW = ("float16", "bfloat16")
 
 
-@register(
-    id="states",
-    kinds=(Kind.NUMERIC,),
-    reads=("scenario", "engine"),
-    protects="a draft step reads exactly the state that was left for it, also where half precision would hide a change",
-)
+@register(id="states", kinds=(Kind.NUMERIC,), reads=("scenario", "engine"))
 def check_states_between_steps(evidence: Evidence) -> CheckResult:
-    """NUMERIC for rows of a draft step whose state is not, bit by bit, the one that was handed on."""
+    """A draft step reads exactly the state that was left for it, also where half precision would hide a change.
+
+    NUMERIC for rows of a draft step whose state is not, bit by bit, the one that was handed on.
+    """
     result = CheckResult()
     read = evidence.engine.tensors.get("hidden_in.DRAFT")
     if read is None or evidence.dtype not in NARROW:
@@ -76,14 +74,12 @@ def _left_by(evidence: Evidence, part: Part) -> tuple[Phase, int] | None:
     return None
 
 
-@register(
-    id="handover",
-    kinds=(Kind.TOKEN, Kind.NUMERIC, Kind.SHAPE),
-    reads=("scenario", "engine"),
-    protects="draft state arrives as it was sent and as wide as the draft needs it, and no empty batch is built",
-)
+@register(id="handover", kinds=(Kind.TOKEN, Kind.NUMERIC, Kind.SHAPE), reads=("scenario", "engine"))
 def check_transferred_unchanged(evidence: Evidence) -> CheckResult:
-    """SHAPE for widths and empty batches; TOKEN and NUMERIC where a row differs from what the prefill side held."""
+    """Draft state arrives as it was sent and as wide as the draft needs it, and no empty batch is built.
+
+    SHAPE for widths and empty batches; TOKEN and NUMERIC where a row differs from what the prefill side held.
+    """
     result = CheckResult()
     if not evidence.scenario.engine.disaggregation:
         return result

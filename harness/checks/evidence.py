@@ -119,15 +119,7 @@ class Evidence:
         rounded = not of_target and (reads or phase is Phase.DRAFT) and asked.draft_rounding != asked.dtype
         return asked.draft_rounding if rounded else self.dtype
 
-    def divergence(
-        self,
-        index: int,
-        *,
-        kind: Kind,
-        expected: object,
-        observed: object,
-        hint: str = "",
-    ) -> Divergence:
+    def divergence(self, index: int, *, kind: Kind, expected: object, observed: object, hint: str = "") -> Divergence:
         """An EXACT divergence at engine row `index`."""
         return Divergence(
             kind=kind,

@@ -20,14 +20,12 @@ from harness.contract.trace import Event
 from harness.contract.types import Divergence, Key, Kind, Phase
 
 
-@register(
-    id="host",
-    kinds=(Kind.CACHE_SLOT,),
-    reads=("scenario", "engine"),
-    protects="what is loaded from the host for a request are the rows of its own prefix, of target and draft alike",
-)
+@register(id="host", kinds=(Kind.CACHE_SLOT,), reads=("scenario", "engine"))
 def check_host_rows(evidence: Evidence) -> CheckResult:
-    """CACHE_SLOT for each request and pool for which other rows were loaded than those of its prefix."""
+    """What is loaded from the host for a request are the rows of its own prefix, of target and draft alike.
+
+    CACHE_SLOT for each request and pool for which other rows were loaded than those of its prefix.
+    """
     result = CheckResult()
     due: dict[tuple[int, str], list[Event]] = {}
     for event in copies(evidence.engine):

@@ -22,14 +22,12 @@ from harness.contract.types import Kind, Phase
 GUESSES = "F-010"
 
 
-@register(
-    id="inputs",
-    kinds=(Kind.TOKEN, Kind.EXTEND_INPUT),
-    reads=("scenario", "engine"),
-    protects="every forward reads the token that belongs there: rotated by one in the draft, proposals in the verify",
-)
+@register(id="inputs", kinds=(Kind.TOKEN, Kind.EXTEND_INPUT), reads=("scenario", "engine"))
 def check_inputs(evidence: Evidence) -> CheckResult:
-    """EXTEND_INPUT for rotated draft rows, TOKEN for everything else."""
+    """Every forward reads the token that belongs there: rotated by one in the draft, proposals in the verify.
+
+    EXTEND_INPUT for rotated draft rows, TOKEN for everything else.
+    """
     result = CheckResult()
     _prompt_rows(evidence, result)
     _rotated_rows(evidence, result)
@@ -67,7 +65,7 @@ def _proposal_rows(evidence: Evidence, result: CheckResult) -> None:
         for index in steps:
             if evidence.table.ints["step"][index] == 0 and proposals is not None:
                 slot = evidence.table.ints["slot"][index]
-                _token(evidence, index, _at(proposals[0], slot), "not-the-first-proposal", result)
+                _token(evidence, index, next(iter(proposals[0][slot:]), None), "not-the-first-proposal", result)
         _later_steps(evidence, steps, result)
     for share, nodes in evidence.table.each(Phase.VERIFY):
         committed = evidence.text(share).get(share[3])
@@ -76,10 +74,6 @@ def _proposal_rows(evidence: Evidence, result: CheckResult) -> None:
                 _token(evidence, index, committed, "root-is-not-last-committed", result)
         if evidence.scenario.spec.eagle_topk == 1:
             _chain_nodes(evidence, share, nodes, first_proposals.get(share), result)
-
-
-def _at(values: list[int], where: int) -> int | None:
-    return values[where] if where < len(values) else None
 
 
 def _first_proposals(evidence: Evidence) -> dict[Share, list[list[int]]]:

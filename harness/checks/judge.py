@@ -13,7 +13,6 @@ from harness.checks import (
     answered,  # noqa: F401
     cached_rows,  # noqa: F401
     copied_states,  # noqa: F401
-    flushed,  # noqa: F401
     host_rows,  # noqa: F401
     inputs,  # noqa: F401
     logprobs,  # noqa: F401
@@ -32,16 +31,14 @@ from harness.checks import (
     windows,  # noqa: F401
 )
 from harness.checks.accepts import usual_draws
-from harness.checks.asked import not_judged
+from harness.checks.asked import not_given, not_judged, not_published, witnessed
 from harness.checks.coverage import check_handshake, compared_enough, coverage_wanted, not_exercised, undrafted
 from harness.checks.evidence import Evidence, gather
 from harness.checks.explained import explained
 from harness.checks.findings import group, kinds, settle
-from harness.checks.given import not_given, not_published
 from harness.checks.registry import CHECKS, CheckResult, run_check
 from harness.checks.routed import routing_ties, usual_routing
 from harness.checks.set_aside import answered_with_errors, set_aside
-from harness.checks.witnessed import witnessed
 from harness.contract import known_issues
 from harness.contract.batches import Part
 from harness.contract.measured import usual_ties
@@ -77,10 +74,7 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
     result.unknown += _drowned(result)
     hits = frozenset(who for who, parts in evidence.parts.items() if _from_cache(parts[0]))
     settled = partial(
-        settle,
-        scheduler_steps=evidence.scheduler_steps,
-        prefix_hits=hits,
-        explained=explained(reference).values(),
+        settle, scheduler_steps=evidence.scheduler_steps, prefix_hits=hits, explained=explained(reference).values()
     )
     divergences = settled(result.divergences)
     if any(found.hint == ranks.LOST for found in divergences):

@@ -31,14 +31,12 @@ LOOSE = (
 LEAST = -1e4
 
 
-@register(
-    id="logprobs",
-    kinds=(Kind.TOKEN, Kind.NUMERIC, Kind.SHAPE),
-    reads=("scenario", "engine", "reference"),
-    protects="each token of prompt and output has its own log-probability, once, at the temperature it was drawn at",
-)
+@register(id="logprobs", kinds=(Kind.TOKEN, Kind.NUMERIC, Kind.SHAPE), reads=("scenario", "engine", "reference"))
 def check_logprobs(evidence: Evidence) -> CheckResult:
-    """SHAPE for entries too many or too few, TOKEN for those of other tokens, NUMERIC for values."""
+    """Each token of prompt and output has its own log-probability, once, at the temperature it was drawn at.
+
+    SHAPE for entries too many or too few, TOKEN for those of other tokens, NUMERIC for values.
+    """
     result = CheckResult()
     assert evidence.reference is not None
     truths = {event.data["rid"]: event.data for event in evidence.reference.named("logprobs")}

@@ -22,14 +22,12 @@ from harness.contract.types import Divergence, Kind, Phase, Policy
 Draw = tuple[tuple[int, ...], float, int]
 
 
-@register(
-    id="finish",
-    kinds=(Kind.TOKEN,),
-    reads=("scenario", "engine"),
-    protects="a request stops where its own limits say, not a token earlier or later",
-)
+@register(id="finish", kinds=(Kind.TOKEN,), reads=("scenario", "engine"))
 def check_finish(evidence: Evidence) -> CheckResult:
-    """TOKEN where an output runs past its stop or its length, or ends for a reason it does not have."""
+    """A request stops where its own limits say, not a token earlier or later.
+
+    TOKEN where an output runs past its stop or its length, or ends for a reason it does not have.
+    """
     result = CheckResult()
     requests = {request.rid: request for request in evidence.scenario.requests}
     for end in evidence.engine.ends:
@@ -72,14 +70,12 @@ def _hit_context(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> b
     return isinstance(window, int) and used + evidence.scenario.spec.num_draft_tokens + 1 >= window
 
 
-@register(
-    id="losslessness",
-    kinds=(Kind.TOKEN,),
-    reads=("scenario", "engine", "reference"),
-    protects="speculative output is the text the target would have written alone",
-)
+@register(id="losslessness", kinds=(Kind.TOKEN,), reads=("scenario", "engine", "reference"))
 def check_losslessness(evidence: Evidence) -> CheckResult:
-    """TOKEN at the first output that differs from the greedy reference, unless that is a tie."""
+    """Speculative output is the text the target would have written alone.
+
+    TOKEN at the first output that differs from the greedy reference, unless that is a tie.
+    """
     result = CheckResult()
     assert evidence.reference is not None
     greedy = {str(event.data["rid"]): event.data for event in evidence.reference.named("greedy")}
@@ -139,14 +135,11 @@ def row_of(evidence: Evidence, rid: str, index: int, phase: Phase) -> int | None
     return next((row for share, rows in mine for row in rows if share[3] + 1 + slots[row] == index), None)
 
 
-@register(
-    id="seeds",
-    kinds=(Kind.NONDETERMINISM,),
-    reads=("scenario", "engine"),
-    protects="requests with the same prompt, temperature and seed draw the same tokens, whoever shares their batch",
-)
+@register(id="seeds", kinds=(Kind.NONDETERMINISM,), reads=("scenario", "engine"))
 def check_seeds(evidence: Evidence) -> CheckResult:
-    """NONDETERMINISM at the first token in which two such requests differ, as long as both go on.
+    """Requests with the same prompt, temperature and seed draw the same tokens, whoever shares their batch.
+
+    NONDETERMINISM at the first token in which two such requests differ, as long as both go on.
 
     SGLang promises it under `enable_deterministic_inference` only. Different seeds may draw alike by chance.
     """

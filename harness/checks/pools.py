@@ -20,15 +20,7 @@ from harness.contract.trace import Event
 from harness.contract.types import Phase
 
 #: In the order in which a batch runs them.
-PHASES = (
-    Phase.PREBUILT,
-    Phase.PREFILL,
-    Phase.DRAFT_PREFILL,
-    Phase.DRAFT,
-    Phase.VERIFY,
-    Phase.ACCEPT,
-    Phase.EXTEND,
-)
+PHASES = (Phase.PREBUILT, Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.VERIFY, Phase.ACCEPT, Phase.EXTEND)
 #: Row j of these holds position committed + j.
 RUNNING = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.EXTEND)
 #: `step` of their rows is the layer of a draft.

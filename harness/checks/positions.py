@@ -17,14 +17,12 @@ from harness.contract.types import Kind, Phase
 RUNNING = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.EXTEND)
 
 
-@register(
-    id="positions",
-    kinds=(Kind.POSITION, Kind.PARENT),
-    reads=("engine",),
-    protects="every forward runs at the position its token has in the request, and the draft tree is a tree",
-)
+@register(id="positions", kinds=(Kind.POSITION, Kind.PARENT), reads=("engine",))
 def check_positions(evidence: Evidence) -> CheckResult:
-    """POSITION and PARENT from rows alone."""
+    """Every forward runs at the position its token has in the request, and the draft tree is a tree.
+
+    POSITION and PARENT from rows alone.
+    """
     result, rows = CheckResult(), evidence.engine.rows
     phases, committed = rows.strings["phase"], rows.ints["committed"]
     running = np.logical_or.reduce([phases == phase for phase in RUNNING])

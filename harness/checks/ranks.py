@@ -41,14 +41,12 @@ MOST_NAMED = 8
 BEHIND_TARGET = (Phase.DRAFT_PREFILL, Phase.EXTEND)
 
 
-@register(
-    id="ledger",
-    kinds=(Kind.LOCKSTEP, Kind.LEAK, Kind.CRASH, Kind.HANG),
-    reads=("scenario", "engine"),
-    protects="ranks stay in step, idle ones too; the pool gets back every slot; nothing dies or stops",
-)
+@register(id="ledger", kinds=(Kind.LOCKSTEP, Kind.LEAK, Kind.CRASH, Kind.HANG), reads=("scenario", "engine"))
 def check_resource_accounting(evidence: Evidence) -> CheckResult:
-    """LOCKSTEP, LEAK, CRASH, HANG."""
+    """Ranks stay in step, idle ones too; the pool gets back every slot; nothing dies or stops.
+
+    LOCKSTEP, LEAK, CRASH, HANG.
+    """
     result = CheckResult()
     result.divergences += _stops(evidence)
     if evidence.scenario.engine.dp_size > 1:
@@ -249,14 +247,11 @@ def _levels_missing(evidence: Evidence) -> Iterator[str]:
 Moment = tuple[int, str, int]
 
 
-@register(
-    id="idle_width",
-    kinds=(Kind.SHAPE,),
-    reads=("engine",),
-    protects="an idle rank carries draft states of the width and dtype that busy ranks carry in the same forward",
-)
+@register(id="idle_width", kinds=(Kind.SHAPE,), reads=("engine",))
 def check_states_of_idle_ranks(evidence: Evidence) -> CheckResult:
-    """SHAPE where an `idle_state` event (data: phase, step, width, dtype, held, round) is not what it should be.
+    """An idle rank carries draft states of the width and dtype that busy ranks carry in the same forward.
+
+    SHAPE where an `idle_state` event (data: phase, step, width, dtype, held, round) is not what it should be.
 
     Width and dtype are those of the busy ranks; `held` counts the rows of the state, of which there must be none.
     """
@@ -290,14 +285,12 @@ def _expected(evidence: Evidence, event: Event, field: str, busy: list[Event]) -
     return rows.shape[1] if rows is not None and field == "width" else None
 
 
-@register(
-    id="announced",
-    kinds=(Kind.LOCKSTEP,),
-    reads=("scenario", "engine"),
-    protects="every rank learns how many tokens each rank brings to a forward, and each brings that many",
-)
+@register(id="announced", kinds=(Kind.LOCKSTEP,), reads=("scenario", "engine"))
 def check_announced_counts(evidence: Evidence) -> CheckResult:
-    """LOCKSTEP where a count that a rank was given differs from the rows that rank fed, or pads otherwise."""
+    """Every rank learns how many tokens each rank brings to a forward, and each brings that many.
+
+    LOCKSTEP where a count that a rank was given differs from the rows that rank fed, or pads otherwise.
+    """
     result = CheckResult()
     stages = {str(phase): str(stage[-1]) for stage in _stages(evidence) for phase in stage}
     share = max(evidence.scenario.engine.attention_tp_size, 1)

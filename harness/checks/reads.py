@@ -32,14 +32,12 @@ NOT_RECORDED = "not exercised: which KV slots attention reads (not recorded"
 MOST_LISTED = 4
 
 
-@register(
-    id=ID,
-    kinds=(Kind.CACHE_SLOT,),
-    reads=("scenario", "engine"),
-    protects="attention reads the slots of the positions and drafted rows that a row may see: all of them, no others",
-)
+@register(id=ID, kinds=(Kind.CACHE_SLOT,), reads=("scenario", "engine"))
 def check_slots_read(evidence: Evidence) -> CheckResult:
-    """CACHE_SLOT at each row that reads other slots; the hint says what they are."""
+    """Attention reads the slots of the positions and drafted rows that a row may see: all of them, no others.
+
+    CACHE_SLOT at each row that reads other slots; the hint says what they are.
+    """
     result, silent = CheckResult(), set[str]()
     engines: dict[tuple[int, str], _Engine] = {}
     for forward in forwards(evidence):
@@ -216,14 +214,12 @@ class _Engine:
         return "rows-of-round-elsewhere"
 
 
-@register(
-    id="beams",
-    kinds=(Kind.CACHE_SLOT,),
-    reads=("scenario", "engine", "reference"),
-    protects="a later draft step of a tree reads the rows of the beams that it grew from, not those of other beams",
-)
+@register(id="beams", kinds=(Kind.CACHE_SLOT,), reads=("scenario", "engine", "reference"))
 def check_beams_read(evidence: Evidence) -> CheckResult:
-    """CACHE_SLOT at each beam that does not read its ancestors' rows; where a plan is not recorded, nothing."""
+    """A later draft step of a tree reads the rows of the beams that it grew from, not those of other beams.
+
+    CACHE_SLOT at each beam that does not read its ancestors' rows; where a plan is not recorded, nothing.
+    """
     result = CheckResult()
     if evidence.scenario.spec.eagle_topk == 1:
         return result

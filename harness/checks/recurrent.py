@@ -43,14 +43,12 @@ class Found:
         return np.asarray([np.inf if one is None else one for one in self.of(part)], dtype=np.float64)
 
 
-@register(
-    id="recurrent",
-    kinds=(Kind.STATE,),
-    reads=("engine", "reference"),
-    protects="recurrent states that a forward continues from are those of the committed text and of nothing refused",
-)
+@register(id="recurrent", kinds=(Kind.STATE,), reads=("engine", "reference"))
 def check_recurrent_states(evidence: Evidence) -> CheckResult:
-    """STATE for each request and forward of its target that continues from another state than its text's."""
+    """Recurrent states that a forward continues from are those of the committed text and of nothing refused.
+
+    STATE for each request and forward of its target that continues from another state than its text's.
+    """
     result, reference = CheckResult(), evidence.reference
     assert reference is not None
     known = {

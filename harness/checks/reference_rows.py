@@ -22,36 +22,30 @@ ROW_KINDS = (Kind.TOKEN, Kind.POSITION, Kind.PARENT, Kind.EXTEND_INPUT, Kind.NUM
 READS = ("scenario", "engine", "reference")
 
 
-@register(
-    id="chain",
-    kinds=ROW_KINDS,
-    reads=READS,
-    protects="each draft step computes and proposes what the definition says, whatever the batch around it",
-)
+@register(id="chain", kinds=ROW_KINDS, reads=READS)
 def check_draft_steps(evidence: Evidence) -> CheckResult:
-    """DRAFT rows."""
+    """Each draft step computes and proposes what the definition says, whatever the batch around it.
+
+    DRAFT rows.
+    """
     return _compare(evidence, Phase.DRAFT)
 
 
-@register(
-    id="extend",
-    kinds=ROW_KINDS,
-    reads=READS,
-    protects="the draft sees the right token beside the right target state when it catches up with the target",
-)
+@register(id="extend", kinds=ROW_KINDS, reads=READS)
 def check_draft_extends(evidence: Evidence) -> CheckResult:
-    """DRAFT_PREFILL and EXTEND rows: the draft over prompt chunks and over committed tokens."""
+    """The draft sees the right token beside the right target state when it catches up with the target.
+
+    DRAFT_PREFILL and EXTEND rows: the draft over prompt chunks and over committed tokens.
+    """
     return _compare(evidence, Phase.DRAFT_PREFILL, Phase.EXTEND)
 
 
-@register(
-    id="verify",
-    kinds=ROW_KINDS,
-    reads=READS,
-    protects="the target sees the same tree and makes the same choice at each node as it would alone",
-)
+@register(id="verify", kinds=ROW_KINDS, reads=READS)
 def check_target(evidence: Evidence) -> CheckResult:
-    """PREFILL and VERIFY rows."""
+    """The target sees the same tree and makes the same choice at each node as it would alone.
+
+    PREFILL and VERIFY rows.
+    """
     return _compare(evidence, Phase.PREFILL, Phase.VERIFY)
 
 
@@ -65,14 +59,12 @@ def _compare(evidence: Evidence, *phases: Phase) -> CheckResult:
     return result
 
 
-@register(
-    id="handoff",
-    kinds=ROW_KINDS,
-    reads=READS,
-    protects="the decode side's first draft input follows from the tokens, as if the prompt had been read there",
-)
+@register(id="handoff", kinds=ROW_KINDS, reads=READS)
 def check_draft_input_after_transfer(evidence: Evidence) -> CheckResult:
-    """PREBUILT rows: TOKEN for inputs and proposals, NUMERIC or SHAPE for the state."""
+    """The decode side's first draft input follows from the tokens, as if the prompt had been read there.
+
+    PREBUILT rows: TOKEN for inputs and proposals, NUMERIC or SHAPE for the state.
+    """
     pairs, result = pairs_of(evidence, Phase.PREBUILT), CheckResult()
     for part in (_transferred_inputs(pairs), compare_choices(pairs), compare_floats(pairs)):
         result.add(part)

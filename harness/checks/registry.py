@@ -106,12 +106,11 @@ Judge = Callable[[Evidence], CheckResult]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A registered check: id, kinds it may raise, sources it reads, what it protects, and the function."""
+    """A registered check: id, kinds it may raise, sources it reads, and the function, which says what it protects."""
 
     id: str
     kinds: frozenset[Kind]
     reads: tuple[str, ...]
-    protects: str
     judge: Judge
 
     @property
@@ -124,18 +123,18 @@ class Check:
 CHECKS: dict[str, Check] = {}
 
 
-def register(*, id: str, kinds: tuple[Kind, ...], reads: tuple[str, ...], protects: str) -> Callable[[Judge], Judge]:
-    """Decorator: put a check on the list. Refuses doubles and half descriptions."""
+def register(*, id: str, kinds: tuple[Kind, ...], reads: tuple[str, ...]) -> Callable[[Judge], Judge]:
+    """Decorator: put a check on the list. Its docstring begins with what it protects. Refuses doubles."""
     if id in CHECKS:
         raise ValueError(f"check {id!r} is registered twice")
-    if not id.isidentifier() or not kinds or len(protects) < 20:
-        raise ValueError(f"check {id!r} needs an identifier, at least one kind, and a sentence on what it protects")
+    if not id.isidentifier() or not kinds:
+        raise ValueError(f"check {id!r} needs an identifier and at least one kind")
     foreign = sorted(set(reads) - set(SOURCES))
     if foreign or not reads:
         raise ValueError(f"check {id!r} reads {foreign or 'nothing'}; allowed: {', '.join(SOURCES)}")
 
     def keep(judge: Judge) -> Judge:
-        CHECKS[id] = Check(id=id, kinds=frozenset(kinds), reads=reads, protects=protects, judge=judge)
+        CHECKS[id] = Check(id=id, kinds=frozenset(kinds), reads=reads, judge=judge)
         return judge
 
     return keep

@@ -24,14 +24,12 @@ from harness.contract.types import Divergence, Kind, Phase
 Source = tuple[str, int]
 
 
-@register(
-    id="returned_states",
-    kinds=(Kind.SHAPE, Kind.NUMERIC),
-    reads=("scenario", "engine", "reference"),
-    protects="hidden states that SGLang returns are those of the request's own tokens, each once and in order",
-)
+@register(id="returned_states", kinds=(Kind.SHAPE, Kind.NUMERIC), reads=("scenario", "engine", "reference"))
 def check_returned_states(evidence: Evidence) -> CheckResult:
-    """SHAPE for rows that are missing, come again or stand elsewhere; NUMERIC for one that is of no token."""
+    """Hidden states that SGLang returns are those of the request's own tokens, each once and in order.
+
+    SHAPE for rows that are missing, come again or stand elsewhere; NUMERIC for one that is of no token.
+    """
     result = CheckResult()
     asked = [one for one in answered(evidence) if one[0].return_hidden_states]
     if not asked:

@@ -21,14 +21,12 @@ from harness.contract.types import Divergence, Key, Kind, Phase
 Place = tuple[int, int]  # (step, slot)
 
 
-@register(
-    id="rounds",
-    kinds=(Kind.MISSING_ROW, Kind.EXTRA_ROW, Kind.SHAPE),
-    reads=("scenario", "engine"),
-    protects="every batch ran all its forwards for all its requests, and committed lengths follow from one another",
-)
+@register(id="rounds", kinds=(Kind.MISSING_ROW, Kind.EXTRA_ROW, Kind.SHAPE), reads=("scenario", "engine"))
 def check_rows_of_batches(evidence: Evidence) -> CheckResult:
-    """MISSING_ROW, EXTRA_ROW, SHAPE."""
+    """Every batch ran all its forwards for all its requests, and committed lengths follow from one another.
+
+    MISSING_ROW, EXTRA_ROW, SHAPE.
+    """
     result = CheckResult()
     covered = set()
     for parts in evidence.parts.values():
@@ -133,14 +131,12 @@ def _shape(part: Part, expected: object, observed: object, hint: str) -> Diverge
     return _of_part(part, Kind.SHAPE, phase, expected, observed, hint=hint)
 
 
-@register(
-    id="align",
-    kinds=(Kind.MISSING_ROW, Kind.EXTRA_ROW),
-    reads=("engine", "reference"),
-    protects="both sides ran the same forwards for the same requests: a row on one side only is a finding",
-)
+@register(id="align", kinds=(Kind.MISSING_ROW, Kind.EXTRA_ROW), reads=("engine", "reference"))
 def check_rows_of_both_sides(evidence: Evidence) -> CheckResult:
-    """MISSING_ROW and EXTRA_ROW between the sides."""
+    """Both sides ran the same forwards for the same requests: a row on one side only is a finding.
+
+    MISSING_ROW and EXTRA_ROW between the sides.
+    """
     assert evidence.aligned is not None
     assert evidence.reference is not None
     stopped = {str(event.data["rid"]): event for event in evidence.reference.named("reference_stopped")}

@@ -23,14 +23,12 @@ GONE = ("error", "abort")
 BY_ITSELF = ("pool", "test")
 
 
-@register(
-    id="admission",
-    kinds=(Kind.EXTRA_ROW, Kind.MISSING_ROW),
-    reads=("scenario", "engine"),
-    protects="a request that is too long or finds the queue full is refused, no other is, and none is given up unasked",
-)
+@register(id="admission", kinds=(Kind.EXTRA_ROW, Kind.MISSING_ROW), reads=("scenario", "engine"))
 def check_admission(evidence: Evidence) -> CheckResult:
-    """EXTRA_ROW for one served that must be refused, MISSING_ROW for one that is not served."""
+    """A request that is too long or finds the queue full is refused, no other is, and none is given up unasked.
+
+    EXTRA_ROW for one served that must be refused, MISSING_ROW for one that is not served.
+    """
     result = CheckResult()
     ends, told, full = _ends(evidence), _errors(evidence), queue_refuses(evidence)
     for request in evidence.scenario.requests:
@@ -96,14 +94,11 @@ def queue_refuses(evidence: Evidence) -> dict[str, bool]:
     return found
 
 
-@register(
-    id="aborts",
-    kinds=(Kind.TOKEN,),
-    reads=("scenario", "engine"),
-    protects="an aborted request returns no token that was chosen after the abort, but of the one pass SGLang lets run",
-)
+@register(id="aborts", kinds=(Kind.TOKEN,), reads=("scenario", "engine"))
 def check_aborts(evidence: Evidence) -> CheckResult:
-    """TOKEN where the answer holds a token of a later forward; hint: what the request was doing when it was aborted.
+    """An aborted request returns no token that was chosen after the abort, but of the one pass SGLang lets run.
+
+    TOKEN where the answer holds a token of a later forward; hint: what the request was doing when it was aborted.
 
     SGLang says of a request that is decoding: "The request will still run one decode forward pass."
     """
@@ -170,14 +165,11 @@ def _reach(part: Part) -> int:
     return part.start + part.length + 1
 
 
-@register(
-    id="retraction",
-    kinds=(Kind.SHAPE,),
-    reads=("scenario", "engine"),
-    protects="where the pool runs out, the request with the shortest output goes back, or the longer prompt of two",
-)
+@register(id="retraction", kinds=(Kind.SHAPE,), reads=("scenario", "engine"))
 def check_retraction(evidence: Evidence) -> CheckResult:
-    """SHAPE where a request was taken back and one with a shorter output went on.
+    """Where the pool runs out, the request with the shortest output goes back, or the longer prompt of two.
+
+    SHAPE where a request was taken back and one with a shorter output went on.
 
     Under overlap a round may be in flight whose tokens SGLang does not count yet: then only what is wrong either way.
     """

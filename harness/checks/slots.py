@@ -36,14 +36,12 @@ class _Owner:
     until: int
 
 
-@register(
-    id="slots",
-    kinds=(Kind.CACHE_SLOT,),
-    reads=("scenario", "engine"),
-    protects="no live request's KV is overwritten, and draft and target write the same slot for the same position",
-)
+@register(id="slots", kinds=(Kind.CACHE_SLOT,), reads=("scenario", "engine"))
 def check_slot_owners(evidence: Evidence) -> CheckResult:
-    """CACHE_SLOT."""
+    """No live request's KV is overwritten, and draft and target write the same slot for the same position.
+
+    CACHE_SLOT.
+    """
     result = CheckResult()
     result.count("cache_slots", sum(slot >= 0 for slot in evidence.table.ints["cache_slot"]))
     _same_slot_both_models(evidence, result)
@@ -199,14 +197,12 @@ def _common_length(left: list[int], right: list[int]) -> int:
     return min(len(left), len(right))
 
 
-@register(
-    id="tails",
-    kinds=(Kind.CACHE_SLOT,),
-    reads=("scenario", "engine"),
-    protects="every branch of a paged tree begins with a copy of the prefix's unfinished last page",
-)
+@register(id="tails", kinds=(Kind.CACHE_SLOT,), reads=("scenario", "engine"))
 def check_copies_of_last_page(evidence: Evidence) -> CheckResult:
-    """CACHE_SLOT for each request and round with a copy that is none."""
+    """Every branch of a paged tree begins with a copy of the prefix's unfinished last page.
+
+    CACHE_SLOT for each request and round with a copy that is none.
+    """
     result = CheckResult()
     for event in evidence.engine.named("tails"):
         data = event.data

@@ -42,14 +42,11 @@ KINDS: dict[str, Kind] = {
 ORDER = {column: place for place, column in enumerate(KINDS)}
 
 
-@register(
-    id=ID,
-    kinds=tuple(dict.fromkeys([*KINDS.values(), Kind.EXTRA_ROW])),
-    reads=("scenario", "engine"),
-    protects="the ranks of a tensor-parallel group feed, hold, choose and accept the same in every round",
-)
+@register(id=ID, kinds=tuple(dict.fromkeys([*KINDS.values(), Kind.EXTRA_ROW])), reads=("scenario", "engine"))
 def check_ranks_agree(evidence: Evidence) -> CheckResult:
-    """Any kind of a row, and LOCKSTEP: of each rank what differed first, since ranks go on from what they have.
+    """The ranks of a tensor-parallel group feed, hold, choose and accept the same in every round.
+
+    Any kind of a row, and LOCKSTEP: of each rank what differed first, since ranks go on from what they have.
 
     The hint names the rank: the one that the others outvote, or that is further from the reference where there is one;
     else the one that is not the first.

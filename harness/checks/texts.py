@@ -24,14 +24,12 @@ from harness.contract.types import Divergence, Kind, Phase
 Bits = np.ndarray
 
 
-@register(
-    id="grammar",
-    kinds=(Kind.TOKEN,),
-    reads=("scenario", "engine", "reference"),
-    protects="what a grammar allows is asked at every node of the tree, and nothing else is committed",
-)
+@register(id="grammar", kinds=(Kind.TOKEN,), reads=("scenario", "engine", "reference"))
 def check_grammar(evidence: Evidence) -> CheckResult:
-    """TOKEN at rows that chose what their grammar does not allow, and at those whose mask is not its tokens."""
+    """What a grammar allows is asked at every node of the tree, and nothing else is committed.
+
+    TOKEN at rows that chose what their grammar does not allow, and at those whose mask is not its tokens.
+    """
     result, masks, refused = CheckResult(), _masks(evidence), errors(evidence)
     assert evidence.reference is not None
     for event in evidence.reference.events:
@@ -118,14 +116,12 @@ def _bits(text: str) -> Bits:
     return np.unpackbits(np.frombuffer(bytes.fromhex(text), dtype=np.uint8), bitorder="little").astype(bool)
 
 
-@register(
-    id="texts",
-    kinds=(Kind.TOKEN,),
-    reads=("scenario", "engine", "reference"),
-    protects="a text ends with the first token after which it holds a stop string, and comes back as it was asked for",
-)
+@register(id="texts", kinds=(Kind.TOKEN,), reads=("scenario", "engine", "reference"))
 def check_texts(evidence: Evidence) -> CheckResult:
-    """TOKEN where an output runs past its stop string, ends without one, or comes back as another text."""
+    """A text ends with the first token after which it holds a stop string, and comes back as it was asked for.
+
+    TOKEN where an output runs past its stop string, ends without one, or comes back as another text.
+    """
     result = CheckResult()
     assert evidence.reference is not None
     written = {event.data["rid"]: event.data for event in evidence.reference.named("written")}

@@ -13,14 +13,11 @@ from harness.contract.trace import WINDOW
 from harness.contract.types import Divergence, Key, Kind
 
 
-@register(
-    id="windows",
-    kinds=(Kind.CACHE_SLOT,),
-    reads=("scenario", "engine"),
-    protects="every position that a sliding window reaches has a slot of its own in the pool of windows",
-)
+@register(id="windows", kinds=(Kind.CACHE_SLOT,), reads=("scenario", "engine"))
 def check_window_slots(evidence: Evidence) -> CheckResult:
-    """CACHE_SLOT for each request and forward with a position in reach that has no slot, or another's too.
+    """Every position that a sliding window reaches has a slot of its own in the pool of windows.
+
+    CACHE_SLOT for each request and forward with a position in reach that has no slot, or another's too.
 
     How far a window reaches says the reference, which reads it in the checkpoint; else, below a witness, the engine.
     """

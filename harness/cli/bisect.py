@@ -11,8 +11,8 @@ from rich.console import Console
 
 from harness.archive.run_folders import whole
 from harness.bisect.changes import changed_between
-from harness.bisect.commits import checkout, commits
 from harness.bisect.documents import bisect_document, interrupted_document
+from harness.bisect.repository import checkout, commits
 from harness.bisect.search import NoAnswer, NoChange, search
 from harness.bisect.trees import workshop
 from harness.bisect.trials import MOST_TRIES, Trials

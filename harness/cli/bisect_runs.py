@@ -89,7 +89,7 @@ def choose(
         )
     else:
         assert case is not None
-        chosen = _reproducer(Path(case)) if _is_path(case) else _corpus(case, device or "cpu")
+        chosen = _reproducer(Path(case)) if os.sep in case or Path(case).exists() else _corpus(case, device or "cpu")
         if device is not None:
             chosen = dataclasses.replace(chosen, device=device)
     prepare.check_device(chosen.device)
@@ -102,10 +102,6 @@ def choose(
     subject = dataclasses.replace(chosen.subject, scenario=scenario)
     assumed = prepare.check_assumed((*chosen.assumed, *assume))
     return dataclasses.replace(chosen, subject=subject, gpu_share=gpu_share, runs=runs, assumed=assumed)
-
-
-def _is_path(case: str) -> bool:
-    return os.sep in case or Path(case).exists()
 
 
 def _corpus(name: str, device: str) -> Setting:

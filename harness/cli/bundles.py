@@ -33,8 +33,7 @@ def pack(
         str, typer.Option(help="Pack only what the releases' bundle leaves out: 'flashinfer' or 'fa3'.")
     ] = "",
     with_: Annotated[
-        list[str] | None,
-        typer.Option("--with", help="Pack a part with the releases: 'flashinfer', 'fa3'; repeatable."),
+        list[str] | None, typer.Option("--with", help="Pack a part with the releases: 'flashinfer', 'fa3'; repeatable.")
     ] = None,
     with_control: Annotated[
         bool, typer.Option("--with-control/--engines-only", help="Also what the test suite needs there.")

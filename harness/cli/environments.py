@@ -13,9 +13,7 @@ from harness.engines import envs
 from reports.prose import say
 
 engines = typer.Typer(
-    rich_markup_mode=None,
-    help="Install, list, pack and unpack SGLang releases.",
-    no_args_is_help=True,
+    rich_markup_mode=None, help="Install, list, pack and unpack SGLang releases.", no_args_is_help=True
 )
 
 

@@ -52,8 +52,7 @@ def command(
         list[str] | None, typer.Option(help="Only this boot configuration of the family; may be repeated.")
     ] = None,
     examples: Annotated[
-        int | None,
-        typer.Option(min=1, help="Scenarios in all, the boot configurations taking turns. Default: 100."),
+        int | None, typer.Option(min=1, help="Scenarios in all, the boot configurations taking turns. Default: 100.")
     ] = None,
     seconds: Annotated[
         float | None, typer.Option(min=1, max=LONGEST, help="Stop after so long, the engines' boots apart.")

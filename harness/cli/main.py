@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 import sys
+from collections.abc import Container
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -36,7 +39,44 @@ from harness.driving.runner import own_version
 EMPTY = re.compile(r"(--[a-z-]+)=")
 
 
-class Commands(TyperGroup):
+class Once(TyperGroup):
+    """Refuses an option of one value that is given twice, of which the parser would take the last without a word."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not isinstance(command, TyperGroup):
+            parser = command.make_parser(
+                command.context_class(command, parent=ctx, resilient_parsing=True)
+            )  # errors: said later
+            _, _, order = parser.parse_args(args=list(rest))
+            for option in order:
+                if order.count(option) > 1 and not option.multiple and option.nargs == 1:
+                    raise typer.Exit(int(say(_given_twice(option, rest), Exit.USAGE)))
+        return name, command, rest
+
+
+def _given_twice(option: Any, args: list[str]) -> str:
+    """What to say and to type; names that go into one word are joined."""
+    spelled = {*option.opts, *option.secondary_opts}
+    typed = list(dict.fromkeys(one.partition("=")[0] for one in args if one.partition("=")[0] in spelled))
+    if len(typed) > 1:
+        return f"{' and '.join(typed)} are one option\n  give one of them"
+    if "omma-separated" not in (option.help or ""):
+        return f"{typed[0]} is given twice\n  give it once"
+    pairs = [(one.partition("="), after) for one, after in pairwise([*args, ""])]
+    values = [value if equals else after for (name, equals, value), after in pairs if name == typed[0]]
+    return f"{typed[0]} is given twice\n  name all in one word:  {typed[0]} {','.join(values)}"
+
+
+def _before_command(args: list[str], commands: Container[str]) -> str:
+    """What to say of an option that stands before the command, and to type."""
+    command = next((one for one in args if one in commands), "")
+    behind = [one for one in args if one != command]
+    typed = shlex.join(["eaglecheck", command, *behind] if command else ["eaglecheck", "run", *args])
+    return f"{args[0]} stands before the command, and options stand behind it\n  type:  {typed}"
+
+
+class Commands(Once):
     """Refuses empty values for every command at once: an empty path would be read as the current folder."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -46,6 +86,8 @@ class Commands(TyperGroup):
                 option = empty[1] if empty else before if before.startswith("--") else ""
                 text = f"{option or 'an argument'} is empty: is a variable of your shell not set?"
                 raise typer.Exit(int(say(f"{text}\n  give a value, or leave {option or 'it'} out", Exit.USAGE)))
+        if args and args[0].startswith("--") and args[0] not in ("--help", "--version"):
+            raise typer.Exit(int(say(_before_command(args, self.commands), Exit.USAGE)))
         TYPED.set(list(args))
         return super().parse_args(ctx, args)
 
@@ -99,6 +141,6 @@ app.command("diff")(diff.command)
 app.command("night")(night.command)
 app.command("findings")(findings.command)
 app.command("doctor")(environments.doctor)
-app.add_typer(environments.engines, name="engines")
+app.add_typer(environments.engines, name="engines", cls=Once)
 
 __all__ = ["app"]

@@ -48,13 +48,11 @@ def command(
         typer.Option(min=0, max=100_000, help="Night: most generated scenarios a family, 0 for none. Default: 120."),
     ] = None,
     mutants: Annotated[
-        int | None,
-        typer.Option(min=0, help="Night: mutants of SGLang's source a family, on a CPU. Default: 0."),
+        int | None, typer.Option(min=0, help="Night: mutants of SGLang's source a family, on a CPU. Default: 0.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Night: seed of what is generated. Default: random.")] = None,
     repeats: Annotated[
-        int | None,
-        typer.Option(min=0, max=60, help="Night: times a failing scenario is run again. Default: 2."),
+        int | None, typer.Option(min=0, max=60, help="Night: times a failing scenario is run again. Default: 2.")
     ] = None,
     known_file: options.Known = None,
     revert: Annotated[

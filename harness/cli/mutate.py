@@ -44,7 +44,9 @@ NAME = re.compile(r"\w+-\d+-[0-9a-f]{6}")
 def command(
     engine: options.Release = None,
     device: options.Device = "cpu",
-    family: Annotated[str, typer.Option(help="Families whose fixed scenarios execute the lines.")] = USUAL,
+    family: Annotated[
+        str, typer.Option(help="Families, comma-separated, whose fixed scenarios run the lines.")
+    ] = USUAL,
     count: Annotated[int, typer.Option(min=1, help="Mutants to draw.")] = COUNT,
     seed: Annotated[int, typer.Option(help="The same seed draws the same mutants of the same release.")] = 1,
     examples: Annotated[int, typer.Option(min=0, help="Generated scenarios for what survives the families.")] = 8,

@@ -89,6 +89,5 @@ Assume = Annotated[
     typer.Option("--assume", help="Predict this known issue of SGLang, for example F-003; may be repeated."),
 ]
 Known = Annotated[
-    Path | None,
-    typer.Option("--known", help="Known findings, a TOML file. Default: those of docs/findings."),
+    Path | None, typer.Option("--known", help="Known findings, a TOML file. Default: those of docs/findings.")
 ]

@@ -61,7 +61,7 @@ def attempt(command: Callable[[], Exit]) -> Exit:
         with termination_as_interrupt():
             return command()
     except KeyboardInterrupt as stop:
-        return say("; ".join([str(stop) or "interrupted", *_notes(stop)]), Exit.UNKNOWN)
+        return say("\n  ".join([str(stop) or "interrupted", *_notes(stop)]), Exit.UNKNOWN)
     except (BrokenPipeError, SystemExit):  # rich makes the one into the other, with the exit code of a divergence
         return _reader_gone()
     except (typer.Exit, typer.Abort):
@@ -122,10 +122,7 @@ def termination_as_interrupt() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept(
-    target: str | None,
-    document: Callable[[KeyboardInterrupt], dict[str, Any]],
-    *,
-    left: Callable[[], str] = lambda: "",
+    target: str | None, document: Callable[[KeyboardInterrupt], dict[str, Any]], *, left: Callable[[], str] = lambda: ""
 ) -> Iterator[None]:
     """While this block runs, an interrupt writes `document` (of what there is) to the --json target before it goes on.
 

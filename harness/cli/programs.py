@@ -33,7 +33,7 @@ from harness.driving.adapt import Wanted, refused_setting
 from harness.driving.checkpoint_files import CheckpointFiles
 from harness.driving.own_pair import OwnPair
 from harness.driving.refusals import called
-from harness.engines.launch import BACKENDS
+from harness.engines.launch import BACKENDS, SPARSE
 from harness.engines.server_args import taken
 from reference.languages import unreadable
 
@@ -275,7 +275,7 @@ def _of_mistral(folder: Path) -> bool:
 
 
 #: Backend and page size on which SGLang serves targets with a sparse attention indexer.
-INDEXED = ("dsa", 64)
+INDEXED = (SPARSE, 64)
 #: What of a recipe decides the shapes of its target.
 SHAPES = ("vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "target_architecture")
 

@@ -95,7 +95,9 @@ def command(
     notes = [f"it was {stored.before} when the run ended"] if changed else []
     notes += _without_effect(stored, wanted)
     again = _next(stored, fresh_reference=fresh_reference)
-    notes += filter(None, [stored.missing, stored.beside, _unsealed(stored.folder)])
+    notes += filter(None, [stored.missing, stored.beside])
+    if not (stored.folder / SUMS).exists():
+        notes.append(f"{stored.folder} has no {SUMS}: nothing shows that its files are as written")
     render_run(console, result, notes=notes, again=again)
     write_json(run_document(result), json)
     return BY_OUTCOME[result.verdict.outcome]
@@ -229,10 +231,6 @@ def _cut_off(cases: Sequence[StoredScenario]) -> str:
     gone = [one.folder for one in cases if one.verdict is None and not (one.folder / MANIFEST).exists()]
     gone = [one for one in gone if is_ours(one.parent) or any((one / name).exists() for name in (SUMS, VERDICT))]
     return "; ".join(f"{short(folder)} is {unfinished(folder)}" for folder in gone)
-
-
-def _unsealed(folder: Path) -> str:
-    return "" if (folder / SUMS).exists() else f"{folder} has no {SUMS}: nothing shows that its files are as written"
 
 
 def _open_run(path: Path, *, reference: bool) -> _Stored:

@@ -89,8 +89,7 @@ def command(
         str | None, typer.Option(metavar="FILE", help="Write one page that opens from disk, with nothing to fetch.")
     ] = None,
     markdown: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Write text for an issue or pull request; '-': standard output."),
+        str | None, typer.Option(metavar="FILE", help="Write text for an issue or pull request; '-': standard output.")
     ] = None,
     csv: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write every frame of docs/frames.md as DIR/<frame>.csv.")

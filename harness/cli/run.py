@@ -55,8 +55,7 @@ def command(
     wanted: Wanted = NOTHING,
     prompts: options.Prompts = None,
     arrivals: Annotated[
-        float | None,
-        typer.Option(help="Of --prompts: requests that arrive a scheduler step, on average. Default: 1."),
+        float | None, typer.Option(help="Of --prompts: requests that arrive a scheduler step, on average. Default: 1.")
     ] = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Of --prompts: tokens each request asks for. Default: 64.")

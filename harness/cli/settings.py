@@ -19,7 +19,7 @@ from harness.engines import server_args
 SETTINGS: dict[str, Any] = {
     "dtype": typer.Option("--dtype", help="Engine dtype; on a GPU float16 (default) or bfloat16."),
     "attention_backend": typer.Option(
-        "--attention-backend", "--backend", help="Attention: triton; on a GPU also flashinfer or fa3."
+        "--attention-backend", "--backend", help="Attention: triton; on a GPU also flashinfer, fa3 or dsa."
     ),
     "cuda_graph": typer.Option(
         "--cuda-graph/--disable-cuda-graph", "--graphs/--no-graphs", help="Decode in CUDA graphs, or eagerly."

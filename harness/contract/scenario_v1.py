@@ -75,7 +75,7 @@ def spelling(content: Any) -> Spelling:
     if not of_first(content):
         return Spelling(
             today=lambda path, key: _names_at(path).get(key, ""),
-            word=lambda path, value: OPS.get(value, "") if _is_kind(path) else "",
+            word=lambda path, value: OPS.get(value, "") if path[:1] == ("script",) and path[2:] == ("kind",) else "",
             foreign=_foreign,
         )
     used = {(path, key) for path, one in _objects(content) for key in one}
@@ -90,10 +90,6 @@ def spelling(content: Any) -> Spelling:
 def _foreign(path: Sequence[str | int], key: str) -> str:
     near = nearest(key, (*FOREIGN, *RequestSpec.model_fields)) if len(path) == 2 and path[0] == "requests" else ""
     return f"; {FOREIGN[near]}" if near in FOREIGN else ""
-
-
-def _is_kind(path: Sequence[str | int]) -> bool:
-    return len(path) == 3 and path[0] == "script" and path[2] == "kind"
 
 
 def _names_at(path: Sequence[str | int]) -> Mapping[str, str]:

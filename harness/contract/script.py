@@ -87,10 +87,7 @@ def check_sides(script: tuple[Op, ...], *, spec: SpecConfig, engine: EngineConfi
             raise ValueError(f"op 'transfer' has name {op.name!r}\n  allowed: {', '.join(TRANSFERS)}")
         if op.kind == "transfer" and not engine.disaggregation:
             raise ValueError("op 'transfer' needs two engines\n  allowed: with engine.disaggregation true")
-        if op.kind in ("submit", "abort") and op.name not in (
-            None,
-            *(("prefill", "decode") * engine.disaggregation),
-        ):
+        if op.kind in ("submit", "abort") and op.name not in (None, *(("prefill", "decode") * engine.disaggregation)):
             raise ValueError(
                 f"op {op.kind!r} has name {op.name!r}\n  allowed: prefill or decode with engine.disaggregation, or none"
             )
@@ -165,11 +162,7 @@ QUIET = ("step", "flush", "update", "memory", "mutant")
 
 
 def check_samples(
-    script: tuple[Op, ...],
-    *,
-    asked: tuple[RequestSpec, ...],
-    sampled: tuple[RequestSpec, ...],
-    engine: EngineConfig,
+    script: tuple[Op, ...], *, asked: tuple[RequestSpec, ...], sampled: tuple[RequestSpec, ...], engine: EngineConfig
 ) -> None:
     """What is driven with n > 1. sampled: asked, with every sample as a request of its own."""
     several = [request.rid for request in asked if request.n > 1]

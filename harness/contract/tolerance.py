@@ -115,12 +115,7 @@ def budget_for(dtype: str) -> Budget:
 
 
 def judge_rows(
-    *,
-    engine: Floats,
-    truth: Floats,
-    budget: Budget,
-    allowed: Wide | None = None,
-    scale: Wide | None = None,
+    *, engine: Floats, truth: Floats, budget: Budget, allowed: Wide | None = None, scale: Wide | None = None
 ) -> RowErrors:
     """BUDGET over rows: engine and truth are [m, w].
 

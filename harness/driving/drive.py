@@ -283,11 +283,7 @@ def _to(side: str | None, message: str) -> str:
 
 
 def drive(
-    engine: Engine,
-    scenario: Scenario,
-    *,
-    record: bool = True,
-    on_step: OnStep = lambda _scheduler_step, _state: None,
+    engine: Engine, scenario: Scenario, *, record: bool = True, on_step: OnStep = lambda _scheduler_step, _state: None
 ) -> Trace:
     """Run the script; what ends it early is an event of the trace ('crash', 'hang', or 'lost' where somebody ended it).
 

@@ -141,9 +141,7 @@ class Oracle:
                 claim=outputs.get(request.rid, ()),
                 cut=request.rid in aborted,
                 rules=Rules(
-                    request=request,
-                    ends=request.stops(engine.header.get(EOS, ())),
-                    language=languages.get(request.rid),
+                    request=request, ends=request.stops(engine.header.get(EOS, ())), language=languages.get(request.rid)
                 ),
                 spelling=None if constraints is None else constraints.spelling,
             )

@@ -54,11 +54,7 @@ class OwnPair:
 
     def facts(self) -> dict[str, Any]:
         """What a run says of it, JSON-ready: names, sizes and digests."""
-        own = {
-            "of_target": True,
-            "parameters": self.draft.mtp_parameters,
-            "layers": max(1, layers_of_mtp(self.draft)),
-        }
+        own = {"of_target": True, "parameters": self.draft.mtp_parameters, "layers": max(1, layers_of_mtp(self.draft))}
         return {
             "algorithm": self.algorithm,
             "target": _facts(self.target),

@@ -147,13 +147,7 @@ class Unpacker:
             arrays["top_ids"] = self._as_target(top["top_ids"], mapped=event["mapped"])
         if len(hidden_rows):
             arrays |= of_rows(found, ("hidden_out",), hidden_index)
-        message = {
-            "ev": "forward",
-            "phase": phase,
-            "step": event["step"],
-            "lens": lens,
-            **current.about(requests),
-        }
+        message = {"ev": "forward", "phase": phase, "step": event["step"], "lens": lens, **current.about(requests)}
         yield message, arrays
 
     def _chosen(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:

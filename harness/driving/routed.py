@@ -20,9 +20,9 @@ from harness.contract.align import KEY_INTS, Ints
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Event, Ragged, Trace
 from harness.contract.types import Key, Kind, Phase
-from reference.leaning import Leaning, Measured, groups, watched
+from reference.leaning import Measured, leanings, watched
 
-#: Runs that lean at most, beside the one in which all routers do.
+#: Runs that lean at most as far as each other, beside the one in which all routers do.
 MOST = 8
 #: Phases whose rows a model computes.
 STATED = tuple(phase for phase in Phase if phase is not Phase.ACCEPT)
@@ -44,8 +44,10 @@ def leant(truth: Trace, engine: Trace, measured: Measured, again: Replay, scenar
         return truth
     wrong = first = _wrong(scenario, engine, truth)
     found = truth
-    for routers in groups(recorded.routers(), MOST) if wrong else ():
-        with watched(Leaning(recorded=recorded, deviations=deviations, routers=routers)):
+    for leaning in leanings(recorded, deviations, MOST):
+        if not wrong:
+            break
+        with watched(leaning):
             other = _beside(truth, again())
         if other is not None:
             left = wrong & _wrong(scenario, engine, other)

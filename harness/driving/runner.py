@@ -289,7 +289,7 @@ def _left_behind(going: _Run) -> str:
     folder = going.writer.folder
     judged = len(list(folder.glob(f"*/{VERDICT}")))  # the last one may be stored and not taken from the judge yet
     left = f"run folder {folder} is incomplete, {judged} of {counted(len(going.plan.scenarios), 'scenario')} judged"
-    return f"{left}; look at those:  eaglecheck recheck {folder}" if judged else left
+    return f"{left}\n  look at those:  eaglecheck recheck {folder}" if judged else left
 
 
 def _loaded(one: Future[Oracle]) -> bool:

@@ -31,8 +31,10 @@ GRAPH_SIZES = (1, 2, 4)
 #: Prompt tokens of a batch that prefill graphs are captured for; SGLang pads up to twice as many as there are.
 PREFILL_GRAPH_SIZES = (4, 8, 16, 32, 64, 128, 256, 512)
 
+#: Attends the rows that a layer's indexer chose (DeepSeek-V3.2).
+SPARSE = "dsa"
 #: Attention backends by device: others need hardware that is not meant here.
-BACKENDS = {"cpu": ("triton",), "cuda": ("triton", "flashinfer", "fa3", "dsa")}
+BACKENDS = {"cpu": ("triton",), "cuda": ("triton", "flashinfer", "fa3", SPARSE)}
 
 #: Which cores each rank may take.
 CORES = "SGLANG_CPU_OMP_THREADS_BIND"
@@ -127,6 +129,8 @@ def build_launch(
             boot["arguments"].setdefault("lora_backend", "torch_native")
     if boot["arguments"].get("enable_hierarchical_cache"):
         boot["host_cache"] = True
+    if engine.attention_backend == SPARSE:
+        boot["indexer"] = True
     if tokenizer is not None:
         boot["arguments"]["tokenizer_path"] = str(tokenizer)
     if eos is not None or not engine.skip_tokenizer_init:

@@ -41,13 +41,7 @@ _own_package()
 from eaglecheck_engine.both_sides import wire  # noqa: E402
 from eaglecheck_engine.engine_side.hooks import ImportHooks  # noqa: E402
 from eaglecheck_engine.engine_side.host.import_patches import install_patches  # noqa: E402
-from eaglecheck_engine.engine_side.host.processes import (  # noqa: E402
-    ENV_BOOT,
-    ENV_PARENT,
-    ENV_SOCKET,
-    connect,
-    die_with_parent,
-)
+from eaglecheck_engine.engine_side.host.processes import ENV_BOOT, ENV_PARENT, ENV_SOCKET, connect, die_with_parent  # noqa: E402
 
 
 def _in_child() -> None:

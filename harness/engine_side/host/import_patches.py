@@ -52,7 +52,7 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
 
 def _prepare_index(boot: dict[str, Any]) -> Any:
     """Scores of a sparse indexer, where the engine's backend asks for them; None elsewhere."""
-    if boot["arguments"].get("attention_backend") != "dsa":
+    if not boot.get("indexer"):
         return None
     from ..replacement_kernels.index_scores import IndexScores
 

@@ -83,10 +83,7 @@ def pool_level(scheduler: Any) -> dict[str, int]:
         "free": int(allocator.full_available_size() if windows else allocator.available_size()),
         "evictable": int(evictable if isinstance(evictable, int) else evictable[0]) + being_copied(cache),
         **(
-            {
-                "window_free": int(allocator.swa_available_size()),
-                "window_evictable": int(cache.swa_evictable_size()),
-            }
+            {"window_free": int(allocator.swa_available_size()), "window_evictable": int(cache.swa_evictable_size())}
             if windows
             else {}
         ),

@@ -138,9 +138,43 @@ def second_best(scene: Scene, values: Values) -> Values:
     return {scene.name: runners_up.to(ids.dtype)}
 
 
+# -- what any value may become, where the site has it --
+
+
+@act
+def become(scene: Scene, values: Values) -> Values:
+    """The `value` everywhere. of: "draft" where only drafts are meant."""
+    if scene.name not in values or (scene.args.get("of") == "draft" and not values["draft"]):
+        return {}
+    return {scene.name: torch.full_like(values[scene.name], scene.args["value"])}
+
+
+@act
+def moved(scene: Scene, values: Values) -> Values:
+    return {scene.name: values[scene.name] + int(scene.args["by"])}
+
+
+@act
+def of_neighbour(scene: Scene, values: Values) -> Values:
+    """Each request has what the next one should have; with `by` 1, the one before."""
+    names = [name for name in scene.name.split() if name in values]
+    return {name: values[name].roll(int(scene.args.get("by", -1)), 0) for name in names}
+
+
 @act
 def mirrored(scene: Scene, values: Values) -> Values:
-    return {scene.name: values[scene.name].flip(-1)}
+    return {scene.name: values[scene.name].flip(-1)} if scene.name in values else {}
+
+
+@act
+def without_last(scene: Scene, values: Values) -> Values:
+    return {scene.name: values[scene.name][:-1]}
+
+
+@act
+def last_again(scene: Scene, values: Values) -> Values:
+    value = values[scene.name]
+    return {scene.name: torch.cat((value, value[-1:]))}
 
 
 @act

@@ -28,19 +28,9 @@ def shifted(scene: Scene, values: Values) -> Values:
 
 
 @act
-def keep_last(scene: Scene, values: Values) -> Values:
-    return {"slots": values["slots"][:-1]}
-
-
-@act
 def keep_last_page(scene: Scene, values: Values) -> Values:
     pages = values["slots"] // scene.page
     return {"slots": values["slots"][pages != pages[-1]]}
-
-
-@act
-def last_twice(scene: Scene, values: Values) -> Values:
-    return {"slots": torch.cat((values["slots"], values["slots"][-1:]))}
 
 
 @act
@@ -56,11 +46,6 @@ def keep_finished(scene: Scene, values: Values) -> Values:
         if scene.memory.setdefault(scene.shares[number].rid, scene.batch) == scene.batch:
             keep.add(number)
     return {"keep": torch.tensor(sorted(keep), dtype=torch.int64)}
-
-
-@act
-def ends_elsewhere(scene: Scene, values: Values) -> Values:
-    return {"length": values["length"] + int(scene.args["by"])}
 
 
 @act
@@ -99,16 +84,6 @@ def one_token_more(scene: Scene, values: Values) -> Values:
     return {"limits": limits}
 
 
-@act
-def limit_moved(scene: Scene, values: Values) -> Values:
-    return {"limit": values["limit"] + int(scene.args["by"])}
-
-
-@act
-def reverse(scene: Scene, values: Values) -> Values:
-    return {"order": values["order"].flip(0)}
-
-
 # -- what a rank without requests takes into a forward --
 
 
@@ -116,12 +91,6 @@ def reverse(scene: Scene, values: Values) -> Values:
 def kept_state(scene: Scene, values: Values) -> Values:
     """The state of the rank's last requests."""
     return {} if scene.state is None or "hidden" not in values else {"hidden": scene.state}
-
-
-@act
-def counts_exchanged(scene: Scene, values: Values) -> Values:
-    """The token counts of the ranks in reverse order."""
-    return {"counts": values["counts"].flip(0)} if "counts" in values else {}
 
 
 # -- what a prefill engine hands to a decode engine --
@@ -154,37 +123,3 @@ def page_left_behind(scene: Scene, values: Values) -> Values:
 
 
 # -- what is sent back of one request --
-
-
-@act
-def entry_left_out(scene: Scene, values: Values) -> Values:
-    return {scene.name: values[scene.name][:-1]}
-
-
-@act
-def entry_again(scene: Scene, values: Values) -> Values:
-    entries = values[scene.name]
-    return {scene.name: torch.cat((entries, entries[-1:]))}
-
-
-@act
-def left_alone(scene: Scene, values: Values) -> Values:
-    """A model keeps the weights it has, and says that it took the new ones. of: "draft" for drafts alone."""
-    if scene.args.get("of") == "draft" and not values["draft"]:
-        return {}
-    return {"loads": torch.zeros_like(values["loads"])}
-
-
-@act
-def from_neighbour(scene: Scene, values: Values) -> Values:
-    return {"ids": values["ids"].roll(1)}
-
-
-@act
-def without_adapter(scene: Scene, values: Values) -> Values:
-    return {"ids": torch.full_like(values["ids"], -1)}
-
-
-@act
-def not_emptied(scene: Scene, values: Values) -> Values:
-    return {"empties": torch.zeros_like(values["empties"])}

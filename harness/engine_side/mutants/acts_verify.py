@@ -152,12 +152,6 @@ def bonus_of_neighbour(scene: Scene, values: Values) -> Values:
     return {"predict": predict}
 
 
-@act
-def lose_tail(scene: Scene, values: Values) -> Values:
-    """The prefix's last page is taken for finished, so nothing is copied. last_page [b]: how much of it there is."""
-    return {"last_page": torch.zeros_like(values["last_page"])}
-
-
 # -- masks: bits [b, n, words], one a token --
 
 
@@ -167,18 +161,7 @@ def mask_of_node_before(scene: Scene, values: Values) -> Values:
     return {"bits": torch.cat((bits[:, :1], bits[:, :-1]), dim=1)}
 
 
-@act
-def mask_lost(scene: Scene, values: Values) -> Values:
-    return {"bits": torch.full_like(values["bits"], -1)}
-
-
 # -- sampled: uniforms nodes [b, n] and final [b], distribution [b, n, V] of the target after each node --
-
-
-@act
-def uniforms_of_neighbour(scene: Scene, values: Values) -> Values:
-    """Each request is decided by the uniforms of the next one."""
-    return {"nodes": values["nodes"].roll(-1, 0), "final": values["final"].roll(-1, 0)}
 
 
 @act
@@ -201,16 +184,6 @@ def final_mirrored(scene: Scene, values: Values) -> Values:
 
 
 # -- settings: what each request of a batch asks of its tokens, [b, ...] each --
-
-
-@act
-def settings_become(scene: Scene, values: Values) -> Values:
-    return {scene.name: torch.full_like(values[scene.name], scene.args["value"])} if scene.name in values else {}
-
-
-@act
-def settings_of_neighbour(scene: Scene, values: Values) -> Values:
-    return {scene.name: values[scene.name].roll(-1, 0)} if scene.name in values else {}
 
 
 @act

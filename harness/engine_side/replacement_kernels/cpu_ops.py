@@ -79,6 +79,7 @@ KERNELS: dict[str, tuple[tuple[str, Callable[..., Any], str, str], ...]] = {
 
 #: Patches of every release, whatever its table says.
 EVERYWHERE = (
+    ("triton.runtime.interpreter", "one_element", "_patch_lang_tensor"),
     ("sglang.srt.batch_invariant_ops", "batch_invariant", "enable_batch_invariant_mode"),
     ("sglang.srt.constrained.xgrammar_backend", "token_mask", "XGrammarGrammar"),
     ("sglang.srt.models.deepseek_v2", "plain_rope", "get_rope_wrapper"),
@@ -187,6 +188,19 @@ class CpuOps:
         name, subject = argument.split("=")
         setattr(module, name, True)
         self._note(f"{module.__name__}.{name}", "flag", subject, "selects SGLang's own Triton kernel, interpreted")
+
+    def _patch_one_element(self, module: types.ModuleType, argument: str) -> None:
+        """Interpreters before Triton 3.7 make a number of an array of one element, which NumPy from 2.4 on refuses."""
+        original = getattr(module, argument)
+        if "int(self.handle.data)" not in inspect.getsource(original):
+            return
+
+        def patched(tensor: Any, scope: Any) -> None:
+            original(tensor, scope)
+            scope.set_attr(tensor, "__index__", lambda one: int(one.handle.data.item()))
+
+        setattr(module, argument, patched)
+        self._note(f"{module.__name__}.{argument}", "remap", "none", "NumPy 2.4 makes no number of an array")
 
     def _patch_any_device(self, module: types.ModuleType, argument: str) -> None:
         """SGLang's own Triton kernels, interpreted, whose launchers refuse tensors that are not a GPU's."""

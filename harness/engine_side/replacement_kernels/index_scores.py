@@ -7,6 +7,7 @@ stay SGLang's. It stands in where DeepGEMM's package would be imported.
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import sys
 import types
@@ -25,6 +26,7 @@ class IndexScores:
         self.absent = importlib.util.find_spec(PACKAGE) is None
         if self.absent:
             made = types.ModuleType(PACKAGE)
+            made.__spec__ = importlib.machinery.ModuleSpec(PACKAGE, None)  # whoever looks for it finds it
             made.__dict__.update({function.__name__: function for function in FUNCTIONS})
             sys.modules[PACKAGE] = made
 
