@@ -35,6 +35,8 @@ PREFIXES = ("midlayer.", "layers.0.", "model.midlayer.", "model.layers.0.")
 
 #: The key that names the layers of the target.
 LAYERS = "eagle_aux_hidden_state_layer_ids"
+#: How targets begin whose heads are published with layers named either way: by TorchSpec inputs, by SpecForge outputs.
+EITHER_WAY = ("Deepseek", "Glm4MoeLite")
 #: What NVIDIA's heads say in eagle_config, and what of it is built here.
 BUILT: dict[str, object] = {
     "use_aux_hidden_state": True,
@@ -76,7 +78,8 @@ class Variant:
         for key, only in BUILT.items():
             nested.refuse(key, but=only)
         nested.get("parallel_draft_heads_num_layers")  # of more than one parallel step
-        states = _states(nested.get(LAYERS), keys.get(LAYERS), target.layers)
+        of_target = getattr(getattr(target, "config", None), "architecture", "")
+        states = _states(nested.get(LAYERS), keys.get(LAYERS), target.layers, either=of_target.startswith(EITHER_WAY))
         if (count := keys.get("num_aux_hidden_states", len(states))) != len(states):
             raise CheckpointError(f"num_aux_hidden_states is {count}; expected {len(states)}, one for each layer named")
         return Variant(
@@ -91,19 +94,20 @@ class Variant:
         )
 
 
-def _states(nested: list[int] | None, beside: list[int] | None, count: int) -> tuple[int, ...]:
+def _states(nested: list[int] | None, beside: list[int] | None, count: int, *, either: bool = False) -> tuple[int, ...]:
     """Feature states from layer ids, or the default: what layers 2, L/2 and L-3 read, low, middle and high.
 
     nested: of eagle_config, where SpecForge and ModelOpt name layers whose output is read; beside: of the config
-    itself, where speculators and vLLM name those whose input is.
+    itself, where speculators and vLLM name those whose input is. either: eagle_config may mean inputs too, unless its
+    first layer is 1, the low one by its output.
     """
     default = [2, count // 2, count - 3]
     if nested and beside and nested != beside:
         raise CheckpointError(f"{LAYERS} is {nested} in eagle_config and {beside} beside it; expected one")
-    if nested and list(nested) == default:
+    if nested and (list(nested) == default or (either and nested[0] != 1)):
         raise CheckpointError(
-            f"eagle_config.{LAYERS} is {nested}, the default layers by their inputs; whether those or their outputs "
-            "are meant is said nowhere (SGLang reads the former of some targets, the latter of others)"
+            f"eagle_config.{LAYERS} is {nested}; whether these layers' inputs or their outputs are meant is said "
+            "nowhere (SGLang reads the former of some targets, the latter of others)"
         )
     states = [layer + 1 for layer in nested] if nested else beside or default
     if states != sorted(set(states)) or not 1 <= states[0] <= states[-1] < count:

@@ -1,5 +1,6 @@
 """The EAGLE-3 reference against a head assembled from Hugging Face modules by the names of published files."""
 
+import dataclasses
 import json
 import shutil
 
@@ -14,8 +15,9 @@ from cases.checkpoints import RECIPES, make
 from cases.recipes import HalfOssRecipe, TrainedRecipe
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError
-from reference.eagle1 import DraftHead
-from reference.eagle3 import Eagle3Head
+from reference.eagle1 import DraftHead, read_draft
+from reference.eagle3 import LAYERS, Eagle3Head, Variant
+from reference.keys import Keys
 from reference.pairs import load_head
 from reference.pairs import paper_target as load_llama
 
@@ -276,7 +278,7 @@ def test_the_state_handed_on_may_be_normed(tiny, tmp_path):
     [
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [5, 1, 3]}}, r"\[5, 1, 3\] do not name ascending"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 7]}}, r"ascending layers 0\.\.6"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}, "whether those or their outputs are meant"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}, "whether these layers' inputs or"),
         ({"eagle_aux_hidden_state_layer_ids": [2, 4, 8]}, r"ascending layers 0\.\.6"),
         ({"num_aux_hidden_states": 4}, "num_aux_hidden_states is 4; expected 3"),
         ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm is True"),
@@ -294,6 +296,17 @@ def test_a_head_that_does_not_fit_says_where_and_what_was_expected(tiny, tmp_pat
     with pytest.raises(CheckpointError, match=words) as caught:
         Eagle3Head.load(folder, load_llama(tiny.target))
     assert str(folder) in str(caught.value)
+
+
+def test_layers_that_heads_of_a_kind_of_target_name_either_way_are_not_guessed(tiny):
+    target = load_llama(tiny.target)
+    keys, config = Keys(tiny.draft, {"eagle_config": {LAYERS: [2, 3, 4]}}), read_draft(tiny.draft)[0]
+    assert Variant.read(keys, config, target).states == (3, 4, 5)
+    target.config = dataclasses.replace(target.config, architecture="DeepseekV3ForCausalLM")
+    with pytest.raises(CheckpointError, match="is said nowhere"):
+        Variant.read(keys, config, target)
+    keys = Keys(tiny.draft, {"eagle_config": {LAYERS: [1, 2, 3]}})
+    assert Variant.read(keys, config, target).states == (2, 3, 4)
 
 
 def test_a_map_that_leads_twice_to_one_token_or_nowhere_is_refused(tiny, tmp_path):
@@ -320,9 +333,7 @@ def test_a_folder_is_read_by_its_architecture(tiny, tmp_path):
     assert isinstance(load_head(tiny.draft, target), Eagle3Head)
     plain = make("eagle-tiny", tmp_path)
     assert isinstance(load_head(plain.draft, load_llama(plain.target)), DraftHead)
-    with pytest.raises(
-        CheckpointError, match=r"LlamaForCausalLM.*expected one of DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, "
-    ):
+    with pytest.raises(CheckpointError, match=r"LlamaForCausalLM.*expected one of DeepseekV2ForCausalLM, "):
         load_head(tiny.target, target)
 
 
