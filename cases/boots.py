@@ -379,7 +379,7 @@ HOSTED = _boots(
     (
         "hicache-window-layers",
         "MiMo-V2 style, the same with three MTP layers, pages of 16 tokens",
-        *("mtp-window", MTP, _hosted("write_through", page=16, windows=True)),
+        *("mtp-window", MTP, _hosted("write_through", page=16, windows=True, unified=True)),
     ),
     (
         "hicache-five",

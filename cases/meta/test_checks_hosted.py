@@ -323,7 +323,8 @@ def test_a_step_begins_when_the_threads_of_storage_wait_for_work(storage):
 @pytest.mark.parametrize(("waiting", "held"), [("ack_write_queue", 5), ("load_queue", 5), ("", 0)])
 def test_rows_that_are_still_copied_are_the_caches_and_locked_ones_that_are_not_are_lost(waiting, held):
     controller = SimpleNamespace(**{name: [1] if name == waiting else [] for name in COPIES})
-    assert being_copied(SimpleNamespace(cache_controller=controller, protected_size=lambda: 5)) == held
+    cache = SimpleNamespace(cache_controller=controller, protected_size=lambda: 5, swa_protected_size=lambda: 7)
+    assert (being_copied(cache), being_copied(cache, pool="swa_")) == (held, held and 7)
     assert being_copied(SimpleNamespace(cache_controller=None)) == being_copied(SimpleNamespace()) == 0
 
 

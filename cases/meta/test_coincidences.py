@@ -55,7 +55,7 @@ PAIRS = (
     ),
     Left(where="mla-*", what="size: num_attention_heads = num_key_value_heads", why="latent attention has no groups"),
     Left(
-        where="mla-* hybrid-mamba-next",
+        where="mla-* hybrid-mamba-next*",
         what="size: n_routed_experts = num_experts_per_tok",
         why="where all experts are chosen, no near tie decides what a row is",
     ),

@@ -540,3 +540,16 @@ def test_an_answer_without_tokens_is_kept_as_one_that_has_none():
 
     assert _answer({"meta_info": {"id": "a"}})["output_ids"] == []
     assert _answer({"meta_info": {"id": "a"}, "output_ids": [3, 4]})["output_ids"] == [3, 4]
+
+
+@pytest.mark.parametrize(("kind", "closed"), [("LEAK", True), ("TOKEN", False)])
+def test_an_engine_whose_pool_is_wrong_is_not_used_again_though_no_row_differs(monkeypatch, tmp_path, kind, closed):
+    engines, verdict = Engines(None), types.SimpleNamespace(outcome=Outcome.PASS, root_kinds=(kind,))
+    ended = []
+    engines.close = lambda: ended.append(True)
+    engines.judge = lambda *_args, **_more: types.SimpleNamespace(verdict=verdict)
+    monkeypatch.setattr("harness.search.mutate.digest", lambda _trace: "same")
+    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
+    found = types.SimpleNamespace(name="a", add=lambda *_args, **_more: None)
+    hunt._judge(found, default_scenarios()[0], None)
+    assert bool(ended) is closed

@@ -126,7 +126,7 @@ def test_a_batch_of_trees_answers_as_each_path_alone(small):
         assert torch.allclose(hidden, alone, rtol=0, atol=1e-5)
 
 
-def test_confirmed_text_is_the_generated_text_and_a_wrong_claim_is_refused(tiny):
+def test_confirmed_text_is_the_generated_text_and_a_wrong_claim_changes_nothing(tiny):
     session = FreeSession(tiny.target, tiny, SpecConfig())
     for seed, length in enumerate((1, 7, 40)):
         prompt = random_tokens(seed=seed, length=length)
@@ -139,3 +139,11 @@ def test_confirmed_text_is_the_generated_text_and_a_wrong_claim_is_refused(tiny)
             claim = list(text.tokens)
             claim[place] = (claim[place] + 1) % 500
             assert session.confirm(prompt, claim) is None
+            went_on = session.generate_with_margins(prompt, 20, claim=claim)
+            assert went_on.tokens == text.tokens
+            assert max(abs(a - b) for a, b in zip(went_on.margins, text.margins, strict=True)) < 1e-4
+        stop = text.tokens[5]
+        ended = text.tokens[: text.tokens.index(stop) + 1]
+        for claim in ((), text.tokens, (*text.tokens[:3], tiny.target.vocab), text.tokens[:4] * 9):
+            assert session.generate_with_margins(prompt, 20, claim=claim).tokens == text.tokens
+            assert session.generate_with_margins(prompt, 20, (stop,), claim=claim).tokens == ended

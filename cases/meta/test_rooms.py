@@ -22,6 +22,7 @@ ENTRIES = {
     "benchmarks.make_real_size",
     "benchmarks.noise",
     "benchmarks.pairs",
+    "benchmarks.pipeline",
     "benchmarks.routing",
     "benchmarks.witness",
     "cases.meta.architectures",

@@ -18,7 +18,7 @@ from typing import Any
 from harness.checks.ranks import lost_by
 from harness.contract.scenario import Scenario
 from harness.contract.trace import ENDS, Trace
-from harness.contract.types import Divergence, Outcome
+from harness.contract.types import Divergence, Kind, Outcome
 from harness.driving.drive import drive
 from harness.driving.live import LiveEngines
 from harness.driving.results import ScenarioResult
@@ -131,6 +131,8 @@ class Hunt:
         if outcome.verdict.outcome is Outcome.FAIL and sound is None and not self._passes(scenario):
             return  # it fails without the mutant too, and says nothing
         found.add(outcome, sound, same=same)
+        if Kind.LEAK in outcome.verdict.root_kinds:  # of a pool whose slots are wrong the next rows say nothing
+            self.engines.close()
 
     def _engine(self, scenario: Scenario, found: _Found, files: Mapping[str, Path]) -> Engine:
         """The live engine, if nothing that another mutant did to it is left in it; else a new one."""

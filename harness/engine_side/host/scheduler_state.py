@@ -63,10 +63,14 @@ def in_transit(scheduler: Any) -> list[str]:
 COPIES = ("write_queue", "load_queue", "ack_write_queue", "ack_load_queue")
 
 
-def being_copied(cache: Any) -> int:
-    """Rows of the prefix cache that nobody may evict, as long as some are copied: it looks once a step if they are."""
+def being_copied(cache: Any, *, pool: str = "") -> int:
+    """Rows of the prefix cache that nobody may evict, as long as some are copied: it looks once a step if they are.
+
+    pool: `swa_` for those of layers with sliding windows.
+    """
     controller = getattr(cache, "cache_controller", None)
-    return int(cache.protected_size()) if any(getattr(controller, name, None) for name in COPIES) else 0
+    copied = any(getattr(controller, name, None) for name in COPIES)
+    return int(getattr(cache, f"{pool}protected_size")()) if copied else 0
 
 
 def pool_level(scheduler: Any) -> dict[str, int]:
@@ -83,7 +87,10 @@ def pool_level(scheduler: Any) -> dict[str, int]:
         "free": int(allocator.full_available_size() if windows else allocator.available_size()),
         "evictable": int(evictable if isinstance(evictable, int) else evictable[0]) + being_copied(cache),
         **(
-            {"window_free": int(allocator.swa_available_size()), "window_evictable": int(cache.swa_evictable_size())}
+            {
+                "window_free": int(allocator.swa_available_size()),
+                "window_evictable": int(cache.swa_evictable_size()) + being_copied(cache, pool="swa_"),
+            }
             if windows
             else {}
         ),
