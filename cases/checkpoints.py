@@ -145,9 +145,9 @@ RECIPES: dict[str, Recipe] = {
         HybridRecipe(name="hybrid-tiny", seed=20250911),
         DenseHybridRecipe(name="hybrid-dense", seed=20260216),
         MambaRecipe(name="hybrid-mamba", seed=20250420),
-        NextMambaRecipe(name="hybrid-mamba-next", seed=20251215),
+        NextMambaRecipe(name="hybrid-mamba-next", seed=20251217),
         *(
-            HalfMambaRecipe(name=f"hybrid-mamba-next-{dtype}", seed=20251215, dtype=dtype)
+            HalfMambaRecipe(name=f"hybrid-mamba-next-{dtype}", seed=20251217, dtype=dtype)
             for dtype in ("float16", "bfloat16")
         ),
         TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),

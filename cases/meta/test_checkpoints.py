@@ -187,12 +187,19 @@ def test_hf_loads_the_target_and_never_ends_by_itself(pair):
     assert logits.max(-1).values.min() > 0, "bos and eos have logit 0, so anything above keeps them out"
 
 
+#: Nemotron-H's attention has no positions (arXiv 2504.03624), and the draft of this pair is a layer of its kind.
+WITHOUT_POSITIONS = {"hybrid-mamba-next"}
+
+
 def test_a_pair_can_show_the_bugs_we_look_for(pair):
     measured = measure(pair)
     assert measured.verifies > 200
     assert set(measured.accept_lengths) == {1, 2, 3, 4}
     assert min(measured.accept_lengths.values()) >= 0.05, measured
-    assert measured.moved_by_shift >= 0.10, "draft positions shifted by one move proposals"
+    if pair.name in WITHOUT_POSITIONS:
+        assert measured.moved_by_shift == 0.0
+    else:
+        assert measured.moved_by_shift >= 0.10, "draft positions shifted by one move proposals"
     assert measured.moved_by_tail >= 0.10, "a chunk's tail that is replaced moves first proposals near the prompt"
     assert measured.distinct > 0.8, measured
     assert measured.least_margin > 1e-4, "float32 logits are good to about 1e-5 (see the HF comparison)"
