@@ -15,7 +15,7 @@ Shapes: T rows, h hidden width, i width of an expert, E experts, k chosen ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +36,12 @@ class Source(Protocol):
     def take(self, name: str, *shape: int) -> Tensor: ...
 
 
+class Keyed(Protocol):
+    """A config, as raw as json gives it or with a note of what was read."""
+
+    def __getitem__(self, key: str, /) -> Any: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
     """How rows choose among E experts.
@@ -53,6 +59,20 @@ class Routing:
     groups: int = 1
     kept: int = 1
     group_best: int = 1
+
+    @staticmethod
+    def of_deepseek_v3(keys: Keyed) -> Routing:
+        """Sigmoid scores, and groups by the sum of their best two; by DeepSeek-V3's names, KeyError for one missing."""
+        return Routing(
+            experts=keys["n_routed_experts"],
+            chosen=keys["num_experts_per_tok"],
+            score="sigmoid",
+            normed=keys["norm_topk_prob"],
+            scaling=float(keys["routed_scaling_factor"]),
+            groups=keys["n_group"],
+            kept=keys["topk_group"],
+            group_best=2,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -165,16 +165,7 @@ def read_sigmoid(raw: Raw) -> Mixture:
         )
     return _mixture(
         raw,
-        routing=Routing(
-            experts=raw["n_routed_experts"],
-            chosen=raw["num_experts_per_tok"],
-            score="sigmoid",
-            normed=raw["norm_topk_prob"],
-            scaling=float(raw["routed_scaling_factor"]),
-            groups=raw["n_group"],
-            kept=raw["topk_group"],
-            group_best=2,
-        ),
+        routing=Routing.of_deepseek_v3(raw),
         sparse=_deepseek_sparse(raw),
         shared=(raw.get("n_shared_experts") or 0) * raw["moe_intermediate_size"],
         names=Names(correction="gate.e_score_correction_bias"),

@@ -89,18 +89,9 @@ class Mixture:
 
     @staticmethod
     def read(keys: Keys) -> Mixture:
-        """Of a config; a group's score is the sum of its best two, as DeepSeek-V3's."""
+        """Of a config."""
         keys.refuse("moe_latent_size", but=None)
-        routing = Routing(
-            experts=keys["n_routed_experts"],
-            chosen=keys["num_experts_per_tok"],
-            score="sigmoid",
-            normed=keys["norm_topk_prob"],
-            scaling=float(keys["routed_scaling_factor"]),
-            groups=keys["n_group"],
-            kept=keys["topk_group"],
-            group_best=2,
-        )
+        routing = Routing.of_deepseek_v3(keys)
         width, shared = keys["moe_intermediate_size"], keys["moe_shared_expert_intermediate_size"]
         return Mixture(routing=routing, width=width, shared=shared)
 
