@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cases.boots import BY_NAME, HEADS, MTP, OF_NEMOTRON, OUTGROWN
+from cases.boots import BY_NAME, HEADS, MTP, OUTGROWN, SETTINGS
 from cases.fixed import (
     CHAIN,
     CHECKPOINT,
@@ -283,7 +283,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "pool": (_POOL,),
     "window": (_WINDOWS,),
     "recurrent": (_recurrent("recurrent", "hybrid-tiny", longer=17),),
-    "mamba": (_recurrent("recurrent-mamba", "hybrid-mamba", longer=40, **OF_NEMOTRON),),
+    "mamba": (_recurrent("recurrent-mamba", "hybrid-mamba", longer=40, **SETTINGS["nemotron"]),),
     "host": tuple(one for one in host_shapes(BY_NAME["hicache"]) if one.name == "hicache-again"),
     "storage": tuple(host_shapes(BY_NAME["hicache-storage"])[:1]),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
