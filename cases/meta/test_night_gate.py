@@ -158,6 +158,16 @@ def test_engines_that_do_not_start_make_a_night_red_with_the_end_of_their_log(wo
     assert "No module named 'sglang'" in document["cells"][0]["reasons"][0]
 
 
+def test_a_shard_asks_for_the_releases_of_its_own_cells_only(work, monkeypatch):
+    """Others may still be on their way to the machine."""
+    asked, there = [], nightly.prepare.engine_environment
+    monkeypatch.setattr(nightly.prepare, "engine_environment", lambda *given: asked.append(given[0]) or there(*given))
+    assert call(*NIGHT, "--shard", "1/2").exit_code == 0
+    assert asked == ["0.5.13"]
+    call(*NIGHT)
+    assert asked == ["0.5.13", "0.5.13", "0.5.23"]
+
+
 # A full disk
 
 

@@ -121,6 +121,11 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"on {engine.attention_backend}, which SGLang {version} refuses\n"
             f"  allowed: --page-size 1, --attention-backend flashinfer, or a release from {FIRST_V2_ONLY} on"
         )
+    if engine.enable_overlap_plan_stream and device == "cpu":
+        return (
+            "engine.enable_overlap_plan_stream is on, and there are no streams on a CPU\n"
+            "  allowed: --disable-overlap-plan-stream, or add  --device cuda"
+        )
     if engine.page_size & (engine.page_size - 1) and (device != "cpu" or Version(version) <= LAST_WITH_POWERS):
         return (
             f"engine.page_size is {engine.page_size}, and SGLang {version} "
