@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from cases.boots import BY_NAME, HEADS, OF_FAMILY, PAIR, TWO_BY_TWO, Boot, tree_of
+from cases.boots import BY_NAME, HEADS, OF_FAMILY, TWO_BY_TWO, Boot, spec_of
 from cases.fixed import default_scenarios, of_table, shapes
 from cases.fixed_held import held_texts
 from cases.fixed_hicache import host_shapes
@@ -87,9 +87,9 @@ _family(
     "tree",
     "trees of two, four and eight candidates a step, from a few nodes to all; from three steps on they meet F-003",
     shapes(spec=TWO_BY_TWO, prefix="t2-", only=FEW),
-    shapes(spec=tree_of(2, 4, 8), prefix="t4-", only=FEW),
-    shapes(spec=tree_of(2, 8, 16), prefix="t8-", only=FEW),
-    shapes(spec=tree_of(2, 2, 3), prefix="few-", only=FEW),
+    shapes(spec=spec_of("EAGLE 2 4 8"), prefix="t4-", only=FEW),
+    shapes(spec=spec_of("EAGLE 2 8 16"), prefix="t8-", only=FEW),
+    shapes(spec=spec_of("EAGLE 2 2 3"), prefix="few-", only=FEW),
     shapes(spec=BY_NAME["small-tree"].spec, engine=UNLAPPED, prefix="few-unlapped-", only=("four-together",)),
     _apart(BY_NAME["tree-apart"]),
     shapes(spec=BY_NAME["tree"].spec, prefix="three-steps-", only=FEW),
@@ -240,10 +240,10 @@ _family(
 _family(
     "disagg",
     "prefill and decode on two engines: EAGLE-1 chains, EAGLE-3 drafts wider than their target, trees, pages",
-    of_table("handoff", engine=PAIR),
-    of_table("handoff", engine=PAIR, checkpoint="eagle3-wide", spec=HEADS, prefix="wide-", only=HANDED),
-    of_table("handoff", engine=PAIR, spec=TWO_BY_TWO, prefix="tree-", only=HANDED),
-    of_table("handoff", engine=PAIR.model_copy(update={"page_size": 4}), prefix="page4-", only=HANDED),
+    of_table("handoff", engine=BY_NAME["pd"].engine),
+    of_table("handoff", **BY_NAME["pd-wide"].given, prefix="wide-", only=HANDED),
+    of_table("handoff", **BY_NAME["pd-tree"].given, prefix="tree-", only=HANDED),
+    of_table("handoff", **BY_NAME["pd-pages"].given, prefix="page4-", only=HANDED),
     of_table("handoff", **BY_NAME["pd-five"].given, prefix="apart-", only=HANDED),
     parts(BY_NAME["pd-five"], prefix="apart-"),
     # Before 0.5.23 no decode side that speculates may keep a prefix cache, or survives a late write: in files.

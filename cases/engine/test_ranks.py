@@ -6,14 +6,14 @@ import signal
 import pytest
 from packaging.version import Version
 
-from cases.boots import DP_BOOTS
+from cases.boots import BY_NAME
 from cases.families import FAMILIES
 from cases.meta.processes import survivors, tree
 from harness.contract.types import Kind, Outcome
 
 FAMILY = {scenario.name: scenario for scenario in FAMILIES["dp"].scenarios}
 BOOT = FAMILY["uneven-batches"].boot_key()
-ASSUMED = DP_BOOTS["dp"].assumes
+ASSUMED = BY_NAME["dp"].assumes
 STUCK = 4  # both ranks have verified by then
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from harness.both_sides.port_leases import Ports, ports_held
 from harness.contract.scenario import Scenario
 from harness.engines.process import Launch, environment_of
-from harness.engines.processes import end_group
+from harness.engines.processes import abort_group, end_group
 
 PROGRAM = Path(__file__).parents[1] / "engine_side" / "host" / "bare_engine.py"
 #: What a log is searched for where nothing came back.
@@ -69,10 +69,11 @@ class Running:
     log: Path
 
     def result(self, seconds: float) -> Bare:
-        """Once it has ended by itself; after so many seconds it is ended."""
+        """Once it has ended by itself; after so many seconds it is ended, and its log says where its threads were."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
+            abort_group(self.process.pid)
             with self.log.open("a") as output:
                 output.write(f"\n{STOPPED} {seconds:.0f} s\n")
         self.end()
@@ -96,7 +97,7 @@ def started(launch: Launch, scenario: Scenario, *, folder: Path) -> Iterator[Run
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment_of(launch),
+                env=environment_of(launch) | {"PYTHONFAULTHANDLER": "1"},
                 start_new_session=True,
             )
         running = Running(process=process, log=log)

@@ -30,7 +30,7 @@ from harness.engines.processes import interrupts_held
 #: Of a boot record: what is not looked at before everything is imported; and what only patches for a CPU look at.
 LATER = (
     *("arguments", "optional_arguments", "server_args", "probe", "flags", "mutants_in_graphs", "mutable", "mutated"),
-    *("executed", "lease", "eos_token_ids"),
+    *("executed", "lease", "eos_token_ids", "variables"),
 )
 OF_CPU = ("overlap", "layered", "assumed", "cpu_attention", "lora", "host_cache")
 

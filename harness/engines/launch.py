@@ -107,6 +107,7 @@ def build_launch(
         "changed_files": list(published.changed(env)),
         "environment": _environment(device=device, revert=revert, engine=engine)
         | ({"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"} if engine.enable_unified_radix_tree else {})
+        | ({"SGLANG_ENABLE_OVERLAP_PLAN_STREAM": "1"} if engine.enable_overlap_plan_stream else {})
         | ({"SGLANG_ENABLE_DP_SPEC_PREFILL_COORDINATION": "1"} if engine.dp_spec_prefill_coordination else {})
         | dict(env.environ),
         "arguments": {
@@ -129,6 +130,8 @@ def build_launch(
             boot["arguments"].setdefault("lora_backend", "torch_native")
     if boot["arguments"].get("enable_hierarchical_cache"):
         boot["host_cache"] = True
+    if engine.enable_overlap_plan_stream:
+        boot["variables"] = {"enable_overlap_plan_stream": True}
     if engine.attention_backend == SPARSE:
         boot["indexer"] = True
     if tokenizer is not None:

@@ -32,7 +32,8 @@ HOST = Path(__file__).parents[1] / "engine_side" / "host" / "engine_host.py"
 BOOT_SECONDS = 300.0
 #: What looking at the cards may take beyond the time that a lease is waited for.
 LEASE_SECONDS = 60.0
-CLOSE_SECONDS = 5.0
+#: A killed process is gone once its memory and its share of a GPU are given back, which takes a busy machine a while.
+CLOSE_SECONDS = 60.0
 #: Of a log, said where an engine does not boot or ends.
 TAIL_LINES = 6
 #: What a target's class in SGLang has to have for an EAGLE or EAGLE-3 draft, and what is said where one has not.
