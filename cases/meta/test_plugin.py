@@ -14,7 +14,7 @@ from cases.families import FAMILIES, SOME
 from cases.meta.processes import survivors
 from harness.cli.programs import choose_scenarios
 from harness.night.cells import Limits, plan
-from harness.suite.census import INCOMPLETE, Census
+from harness.suite.completeness import INCOMPLETE, Completeness
 
 HOST = Path(__file__).with_name("pretended_host.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -243,8 +243,8 @@ def test_session_that_lost_a_report_fails_although_every_reported_test_passed(se
 import pytest
 @pytest.fixture(autouse=True)
 def lost(request):
-    from harness.suite.plugin import CENSUS
-    request.config.stash[CENSUS].plan(["test_inner.py::test_one", "test_inner.py::test_gone"])
+    from harness.suite.plugin import COMPLETENESS
+    request.config.stash[COMPLETENESS].plan(["test_inner.py::test_one", "test_inner.py::test_gone"])
 def test_one(): pass
 """
     done = session(text)
@@ -269,11 +269,11 @@ def test_same_id_planned_twice_may_be_reported_twice(session):
 
 
 def test_report_that_nobody_planned_is_an_error():
-    census = Census()
-    census.plan(["a", "b"])
+    completeness = Completeness()
+    completeness.plan(["a", "b"])
     for name in ("a", "b", "b", "c"):
-        census.report(name)
-    assert census.faults() == [
+        completeness.report(name)
+    assert completeness.faults() == [
         "incomplete: 1 test reported more than once: b",
         "incomplete: 1 test reported and never planned: c",
     ]

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import psutil
 
 from harness.both_sides import wire
-from harness.engines import endings, scratch, server_args
+from harness.engines import endings, server_args, temporary_folders
 from harness.engines.endings import Endings
 from harness.engines.errors import EngineError, NoLease
 from harness.engines.processes import end_group, interrupts_held
@@ -157,8 +157,8 @@ class HostProcess:
 
     def _listen(self, listener: socket.socket) -> str:
         try:
-            scratch.remove_once()
-            self._folder = scratch.ScratchFolder()
+            temporary_folders.remove_once()
+            self._folder = temporary_folders.TemporaryFolder()
             path = str(Path(self._folder.name, "control.sock"))
             listener.bind(path)  # socket paths have room for about 100 characters
         except OSError as error:
