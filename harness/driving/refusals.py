@@ -63,6 +63,8 @@ LAST_WITHOUT_DRAFT_UPDATES = Version("0.5.17")
 FIRST_ASKING_PLUGINS = Version("0.5.13")
 
 
+#: What flashinfer compiles its attention from, at first use.
+ATTENTION_SOURCE = "flashinfer/data/csrc/batch_decode.cu"
 #: Arguments of SGLang's that change what a row of the target or the draft holds, and that only a witness has too.
 CHANGING = frozenset(
     (
@@ -312,6 +314,21 @@ def undrawn(scenario: Scenario, env: EngineEnv, *, device: str) -> str:
         f"request {drawing.rid!r} samples, and SGLang {env.version} draws by flashinfer's kernels, which are not in "
         "its bundle\n  allowed: temperature 0; engine.rejection_sampling where all requests sample without cuts; a "
         "bundle made --with flashinfer; or an engine installed from an index"
+    )
+
+
+def unattended(scenario: Scenario, env: EngineEnv) -> str:
+    """Why attention through flashinfer is not to be had of this release, as it was unpacked; empty if it is."""
+    asked = scenario.engine.attention_backend == "flashinfer"
+    if not (asked and env.unpacked) or any((part / ATTENTION_SOURCE).is_file() for part in env.pythonpath):
+        return ""
+    why, instead = "", "a bundle of --part flashinfer unpacked beside it"
+    if env.own_torch:
+        why, instead = ", which imports a compiler that it has a stub of", "an engine installed from an index"
+    return (
+        f"engine.attention_backend is flashinfer, and the bundle that SGLang {env.version} came out of has none of "
+        f"flashinfer's attention{why}\n"
+        f"  allowed: --attention-backend triton, or fa3 where the bundle has it; or {instead}"
     )
 
 
