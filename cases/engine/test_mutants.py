@@ -13,7 +13,7 @@ from harness.search.scoreboard import EXCUSED, Fate
 SPREAD = (
     *("draft-position-late", "tail-chunk-border", "tail-after-retraction", "hidden-zeroed"),
     *("proposal-second-best-extend", "bonus-from-root", "slot-reused", "slot-not-freed"),
-    *("limit-off-by-one", "draft-step-skipped", "coins-of-neighbour"),
+    *("limit-off-by-one", "draft-step-skipped", "uniforms-of-neighbour"),
     *("verify-forgets-bias", "abort-forgotten"),
     *("logprob-of-previous-token", "logprob-sent-again", "verify-counted-twice"),
     *("read-one-slot-late", "cached-row-lost"),

@@ -51,7 +51,7 @@ def test_idle_rank_that_dies_is_named_with_its_round_and_place(engines, release)
 def test_rank_that_hangs_is_named_with_its_last_forward_and_every_process_ends(engines, release, monkeypatch):
     monkeypatch.setattr(engines, "assumed", ASSUMED)
     # SIGSTOP stands for a collective that nobody else enters: what distinguishes the two is disabled.
-    monkeypatch.setattr("harness.engines.endings.stopped", lambda _pid: False)
+    monkeypatch.setattr("harness.engines.exits.stopped", lambda _pid: False)
     scenario = FAMILY["abort-leaves-idle"]
     engine = engines.use(engines.launch(scenario, engine=release))
     stuck = next(rank for rank in engine.handshakes if rank["dp_rank"] == 1)

@@ -117,8 +117,8 @@ class Engine:
         self._rooms = {}
         answers = []
         for side in self.sides:
-            if side.endings is not None:
-                side.endings.mark()
+            if side.exits is not None:
+                side.exits.mark()
             limit = running_limit if side is self.sides[-1] else None
             command = {"op": "begin", "chunk": chunk, "running_limit": limit, "record": record}
             answers += [answer for answer, _ in side.ask_ranks(command)]

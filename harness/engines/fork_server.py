@@ -22,8 +22,8 @@ from typing import Any
 
 from harness.both_sides import wire
 from harness.engines import process, temporary_folders
-from harness.engines.endings import exit_code
 from harness.engines.errors import EngineError
+from harness.engines.exits import exit_code
 from harness.engines.process import Launch, Progress, environment_of
 from harness.engines.processes import interrupts_held
 
