@@ -28,14 +28,14 @@ from harness.contract.trace import EOS, Event, Rows, Trace
 from harness.contract.types import Phase
 from harness.driving.footprint import CONTEXT_MIB
 from harness.driving.place import CPU, Place
-from harness.driving.routed import leant
+from harness.driving.routed import with_turned_ties
 from harness.driving.tiny_pairs import weights_of
 from reference import lora
 from reference.constraints import Constraints
-from reference.leaning import Measured, Recorded, watched
 from reference.logit_rules import Rules
 from reference.model import OnLastState, Target
 from reference.pairs import AnyHead, load_mixed, load_pair
+from reference.routing_ties import Measured, Recorded, watched
 from reference.session import Generated, ReferenceSession
 from reference.spelling import Spelling
 
@@ -166,7 +166,7 @@ class Oracle:
         header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
         found = dataclasses.replace(reference, events=reference.events + texts + said, header=header)
         again = partial(replayed, "float32", expecting=False)
-        return leant(found, engine, measured, again, scenario) if recorded.edges else found
+        return with_turned_ties(found, engine, measured, again, scenario) if recorded.edges else found
 
     def _constraints(self, scenario: Scenario, engine: Trace, *, held: str) -> Constraints | None:
         """What grammars and stop strings say; None where the engine has no tokenizer."""

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from harness.both_sides import compat, plugin_algorithm
 from harness.both_sides.leases import Request
+from harness.contract.known_issues import issues
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.trace import EOS
 from harness.engines import published
@@ -98,7 +99,8 @@ def build_launch(
         "overlap": overlap,
         "cpu_attention": cpu_attention,
         "revert": revert,
-        "assumed": list(assumed),
+        # the others are the reference's matter, and no reason for another engine
+        "assumed": [one for one in assumed if issues()[one].replaced_on(device)],
         "lease": None if lease is None else lease.plain(),
         "layered": spec.algorithm == "MTP",
         "plugin": spec.plugin,
