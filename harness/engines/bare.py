@@ -1,6 +1,7 @@
 """Runs a scenario's requests on SGLang alone, to see whether it runs, or crashes, without the harness.
 
-All requests at once, or those between two `flush` of its script; no gate and no probe. It must not judge.
+All requests at once, or those between two `flush` of its script; no gate and no probe, and of ours only the kernels
+that a CPU lacks. It must not judge.
 """
 
 from __future__ import annotations
@@ -112,6 +113,7 @@ def _given(launch: Launch, scenario: Scenario, ports: Ports) -> dict[str, Any]:
         "environment": launch.boot["environment"] | ports.environment,
         "arguments": launch.boot["arguments"],
         "optional": launch.boot["optional_arguments"] | ports.arguments,
+        "replaced": launch.boot if launch.boot["device"] == "cpu" else None,
         "waves": waves(scenario),
         "prompts": [list(request.input_ids) for request in scenario.requests],
         "tokens": [request.max_new_tokens for request in scenario.requests],

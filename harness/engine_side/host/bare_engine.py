@@ -1,8 +1,10 @@
 """SGLang alone: an engine with the arguments of a launch and some prompts, none of our code in its processes.
 
-    python bare_engine.py FILE   JSON: {"environment", "arguments", "optional", "waves", "prompts", "tokens"}
+    python bare_engine.py FILE
 
-waves: how many prompts are generated together, before the prefix cache is flushed and the next ones are.
+JSON: {"environment", "arguments", "optional", "replaced", "waves", "prompts", "tokens"}. replaced: the boot record by
+which replacement kernels are put in, in each process, where a CPU has none of SGLang's; or null. waves: how many
+prompts are generated together, before the prefix cache is flushed and the next ones are.
 
 Run by SGLang's own Python; standard library and SGLang only. The last line says what came back, as JSON.
 """
@@ -13,8 +15,19 @@ import json
 import os
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
+
+
+def replace_kernels(boot: dict[str, Any]) -> None:
+    """What stands in for SGLang's kernels on a CPU; nothing else of ours."""
+    package = types.ModuleType("eaglecheck_engine")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules[package.__name__] = package
+    from eaglecheck_engine.engine_side.host.import_patches import install_patches
+
+    install_patches(boot)
 
 
 def keywords(given: dict[str, Any]) -> dict[str, Any]:
@@ -27,9 +40,7 @@ def keywords(given: dict[str, Any]) -> dict[str, Any]:
     return {**given["arguments"], **{name: value for name, value in given["optional"].items() if name in known}}
 
 
-def main() -> None:
-    given = json.loads(Path(sys.argv[1]).read_text())
-    os.environ.update(given["environment"])
+def main(given: dict[str, Any]) -> None:
     marks = [time.monotonic()]
     import sglang
 
@@ -52,5 +63,10 @@ def main() -> None:
     engine.shutdown()
 
 
+#: SGLang's own processes start with this file, too.
+GIVEN = json.loads(Path(sys.argv[1]).read_text())
+os.environ.update(GIVEN["environment"])
+if GIVEN["replaced"]:
+    replace_kernels(GIVEN["replaced"])
 if __name__ == "__main__":
-    main()
+    main(GIVEN)
