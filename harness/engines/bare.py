@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from harness.engines.processes import abort_group, end_group
 PROGRAM = Path(__file__).parents[1] / "engine_side" / "host" / "bare_engine.py"
 #: What a log is searched for where nothing came back.
 TROUBLE = ("illegal memory access", "device-side assert", "CUDA error", "Error:", "Killed")
+Images = Sequence[list[list[float]] | None]
 #: What is written behind a log whose process was ended by us; and how a frame of SGLang's is written in a traceback.
 STOPPED = "stopped after"
 FRAME = re.compile(r'File "[^"]*/sglang/([^"]+)", line \d+, in (\S+)')
@@ -56,9 +57,12 @@ def waves(scenario: Scenario) -> list[int]:
     return [count for count in found if count]
 
 
-def run_bare(launch: Launch, scenario: Scenario, *, folder: Path, seconds: float) -> Bare:
-    """Start it, wait at most `seconds`, and end what it started; its log stays in the folder."""
-    with started(launch, scenario, folder=folder) as running:
+def run_bare(launch: Launch, scenario: Scenario, *, folder: Path, seconds: float, images: Images = ()) -> Bare:
+    """Start it, wait at most `seconds`, and end what it started; its log stays in the folder.
+
+    images: for each request the rows that stand in the places of its images, or None; empty where there are none.
+    """
+    with started(launch, scenario, folder=folder, images=images) as running:
         return running.result(seconds)
 
 
@@ -87,11 +91,11 @@ class Running:
 
 
 @contextmanager
-def started(launch: Launch, scenario: Scenario, *, folder: Path) -> Iterator[Running]:
+def started(launch: Launch, scenario: Scenario, *, folder: Path, images: Images = ()) -> Iterator[Running]:
     """SGLang alone for as long as the context lasts; its log stays in the folder."""
     file, log = folder / "bare.json", folder / "bare.log"
     with ports_held() as ports:
-        file.write_text(json.dumps(_given(launch, scenario, ports)))
+        file.write_text(json.dumps(_given(launch, scenario, ports) | {"images": list(images)}))
         with log.open("w") as output:
             process = subprocess.Popen(
                 [str(launch.python), "-P", str(PROGRAM), str(file)],
