@@ -103,7 +103,7 @@ def fp8_paged_mqa_logits(
 
 
 def _unseen(rows: int, columns: int, device: torch.device) -> torch.Tensor:
-    """[rows,columns] that nobody sees; rows begin at multiples of 64, since who chooses the best reads four at a time."""
+    """[rows,columns] that nobody sees; rows begin at multiples of 64, since who chooses reads four at a time."""
     return torch.full((rows, -(-columns // 64) * 64), float("-inf"), device=device)[:, :columns]
 
 
