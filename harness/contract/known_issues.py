@@ -292,8 +292,8 @@ class UnknownIssue(ValueError):
 
 
 def checked(ids: Iterable[str]) -> tuple[str, ...]:
-    """Ids to assume, in order, each once; UnknownIssue names the nearest and all there are."""
-    found = tuple(sorted(set(ids)))
+    """Ids to assume, in any case, in order, each once; UnknownIssue names the nearest and all there are."""
+    found = tuple(sorted({name.upper() for name in ids}))
     for name in found:
         if name in issues() and name not in assumable():
             raise UnknownIssue(

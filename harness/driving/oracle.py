@@ -41,6 +41,8 @@ from reference.spelling import Spelling
 
 #: Weight files up to this size are of a tiny pair.
 TINY = 64 << 20
+#: most threads that larger models compute in on a CPU
+THREADS = 4
 #: The pairs whose target, and whose draft, an engine has, '' for those it was started with; and the target's adapter.
 Names = tuple[str, str, str]
 OWN: Names = ("", "", "")
@@ -76,8 +78,8 @@ class Oracle:
     def load(self, *, held: str = "float32") -> Oracle:
         """Read the weights (idempotent); worth doing while an engine boots."""
         if held not in self._models:
-            if self._bytes() < TINY:
-                torch.set_num_threads(1)  # tiny matrices: more threads only get in the engine's way
+            # Beside engines and other shards of a night, more threads only wait for each other.
+            torch.set_num_threads(min(torch.get_num_threads(), 1 if self._bytes() < TINY else THREADS))
             self._take_lease()
             device = torch.device(self.place.device)
             rounded = getattr(torch, held)
