@@ -13,7 +13,7 @@ from cases.fixed import default_scenarios
 from cases.meta import handmade, results
 from cases.programs import EXERCISES
 from harness.both_sides.codes import changed, compiled, placed
-from harness.cli.mutate import NAME
+from harness.cli.mutate import NAME, _drawn
 from harness.cli.report import _document
 from harness.contract.types import Outcome
 from harness.contract.usage import UsageError
@@ -28,7 +28,7 @@ from harness.search.faults import draw
 from harness.search.mutate import Hunt
 from harness.search.operators import changes
 from harness.search.tasks import ASKING, Place, Task, Waiting, rounds, together
-from harness.search.workers import Boot
+from harness.search.workers import Boot, Setup
 from reports.page import Beside, render_page
 from reports.reading import read_report
 
@@ -139,6 +139,20 @@ def test_a_drawn_mutant_is_the_same_for_a_seed_and_another_for_another(tmp_path)
     assert len({one.id for one in drawn}) == 8
     for one in drawn:
         assert fates.applied(SOURCE, [one]) != SOURCE
+
+
+def test_a_campaign_that_goes_on_keeps_what_it_drew(tmp_path):
+    mutants = tuple(results.asked(name) for name in ("one", "two"))
+    setup = Setup(env=None, package=tmp_path, place=Place(release="0.5.23"), folder=tmp_path, seed=1, examples=0)
+    nothing = Followed(sounds=(), ran={})
+    assert _drawn(setup, nothing, count=2, captured=False) == ()
+    kept = fates.Campaign(
+        engine="0.5.23", device="cpu", families=("eagle",), seed=1, examples=0, left_out=(), mutants=mutants
+    )
+    (tmp_path / fates.PLAN).write_text(kept.model_dump_json())
+    assert _drawn(setup, nothing, count=2, captured=False) == mutants
+    assert _drawn(setup, nothing, count=1, captured=False) == mutants[:1]
+    assert _drawn(setup, nothing, count=3, captured=False) == ()
 
 
 def test_what_closes_over_other_variables_or_changes_nothing_is_not_drawn():

@@ -189,11 +189,14 @@ def _tokens(scenario: Scenario) -> int:
 def _plan(
     setup: Setup, followed: Followed, names: list[str], *, count: int, captured: bool, survivors_of: Path | None
 ) -> Campaign:
-    """Drawn from what was followed, or the mutants of another campaign of the same release."""
-    ran = followed.captured if captured else followed.ran
-    drawn = None if survivors_of is None else fates.read_plan(survivors_of)
-    if drawn is not None and drawn.engine != setup.env.version:
-        raise UsageError(f"--survivors-of: drawn for SGLang {drawn.engine}\n  add  --engine {drawn.engine}")
+    """Drawn from what was followed, or, of the same release, the mutants of another campaign."""
+    if survivors_of is not None:
+        other = fates.read_plan(survivors_of)
+        if other.engine != setup.env.version:
+            raise UsageError(f"--survivors-of: drawn for SGLang {other.engine}\n  add  --engine {other.engine}")
+        mutants = other.mutants
+    else:
+        mutants = _drawn(setup, followed, count=count, captured=captured)
     return Campaign(
         engine=setup.env.version,
         device=setup.place.device,
@@ -201,10 +204,18 @@ def _plan(
         seed=setup.seed,
         examples=setup.examples,
         left_out=tuple(f"{one.scenario.name}: {one.why}" for one in followed.sounds if one.why),
-        mutants=tuple(draw(setup.package, ran, count=count, seed=setup.seed, captured=captured))
-        if drawn is None
-        else drawn.mutants,
+        mutants=mutants,
     )
+
+
+def _drawn(setup: Setup, followed: Followed, *, count: int, captured: bool) -> tuple[Asked, ...]:
+    """A campaign that goes on keeps its mutants, though families have other scenarios by now, which run other lines."""
+    kept_here = setup.folder / fates.PLAN
+    mutants = fates.read_plan(setup.folder).mutants[:count] if kept_here.exists() else ()
+    if len(mutants) == count:
+        return mutants
+    ran = followed.captured if captured else followed.ran
+    return tuple(draw(setup.package, ran, count=count, seed=setup.seed, captured=captured))
 
 
 def _names(only: str) -> list[str]:
