@@ -171,6 +171,7 @@ def store(
     verdicts = []
     for name, break_it in cases:
         program = handmade.scenario(**options).model_copy(update={"name": name})
+        writer.append_event({"event": "scenario", "name": name, "id": program.id})
         engine, reference = traces(program, break_it)
         verdict, divergences = judge(program, engine, reference)
         verdicts.append(verdict)

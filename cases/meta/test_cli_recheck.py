@@ -62,6 +62,14 @@ def test_a_stored_run_is_judged_again(work, snapshot):
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+def test_scenarios_stay_in_the_order_in_which_they_were_driven(work):
+    """A verdict names pairs and algorithms in that order, whoever prints it."""
+    run = stored(work, [(name, results.sound) for name in ("single", "four-together", "idle")])
+    call("recheck", str(run), "--json", "out.json")
+    document = json.loads((work / "out.json").read_text())
+    assert [one["name"] for one in document["scenarios"]] == ["single", "four-together", "idle"]
+
+
 def test_latest_is_a_run_like_any_other(work):
     folder = stored(work)
     done = call("recheck", "runs/latest")

@@ -3,6 +3,7 @@
 import importlib.machinery
 import importlib.util
 import json
+import re
 import shutil
 import sys
 import threading
@@ -29,7 +30,7 @@ def index(home):
     """A fresh list of published releases, so that no index is asked."""
     home.mkdir(parents=True)
     path = home / "published.json"
-    names = ["0.5.9", "0.5.12", *envs.SUPPORTED, "0.5.16", "0.5.18", "0.5.24"]
+    names = ["0.5.9", "0.5.12", *envs.SUPPORTED, "0.5.16", "0.5.17", "0.5.18", "0.5.24"]
     path.write_text(json.dumps({"versions": names, "when": time.time()}))
     return path
 
@@ -214,7 +215,12 @@ def test_a_release_of_our_tests_or_one_installed_here_asks_no_index(monkeypatch,
     envs.ensure("0.5.18", quiet)
     index.unlink()
     monkeypatch.setattr(releases, "_ask_pip", lambda: pytest.fail("the index was asked"))
-    assert (envs.resolve("0.5.18"), envs.resolve("0.5.17"), envs.standing("0.5.17")) == ("0.5.18", "0.5.17", "")
+    assert (envs.resolve("0.5.18"), envs.resolve("0.5.13"), envs.standing("0.5.13")) == ("0.5.18", "0.5.13", "")
+
+
+def test_the_releases_of_our_tests_are_those_that_make_test_installs():
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    assert re.search(r"^TEST_ENGINES := (.*)$", makefile, re.M)[1].split() == [*envs.SUPPORTED]
 
 
 @pytest.mark.usefixtures("pip")

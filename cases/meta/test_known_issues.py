@@ -160,11 +160,16 @@ def test_the_index_is_what_the_verb_prints():
     assert all(f" {name} " in shown.stdout for name in issues())
 
 
-def test_an_unknown_finding_names_the_nearest_and_all():
+def test_a_finding_is_named_in_any_case():
+    assert call("f-025", "--markdown", "-").stdout == call("F-025", "--markdown", "-").stdout
+
+
+def test_an_unknown_finding_names_the_nearest_and_what_lists_all():
     refused = call("F-25")
     assert refused.exit_code == 2
     assert "unknown finding 'F-25'; did you mean 'F-025'?" in refused.stderr
-    assert "F-001, F-002" in refused.stderr
+    assert refused.stderr.endswith("\n  all of them:  eaglecheck findings\n")
+    assert call("F-005").stderr.count("F-") == 2
 
 
 #: What a test of a broken file names.
@@ -225,8 +230,8 @@ def test_a_page_with_an_error_is_refused_with_its_place(tmp_path, old, new, said
 
 
 def test_ids_are_checked_and_the_nearest_is_named():
-    assert checked(["F-003", "F-003"]) == ("F-003",)
-    with pytest.raises(UnknownIssue, match="unknown finding 'F-003x'; did you mean 'F-003'"):
+    assert checked(["F-003", "f-003"]) == ("F-003",)
+    with pytest.raises(UnknownIssue, match="unknown finding 'F-003X'; did you mean 'F-003'"):
         checked(["F-003x"])
     with pytest.raises(UnknownIssue, match="F-025"):
         checked(["F-025"])

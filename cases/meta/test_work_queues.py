@@ -92,4 +92,9 @@ def test_what_is_cleared_and_who_was_told_to_stop_are_no_work():
     stopped = threading.Thread(target=owner.work.get)
     stopped.start()
     stopped.join()
+    later = threading.Event()
+    others = [threading.Thread(target=later.wait, daemon=True) for _ in range(3)]  # one of them gets its number
+    for one in others:
+        one.start()
     assert queues.undone() == []
+    later.set()

@@ -5,7 +5,6 @@ It is asked where a folder cannot be used, so it reads what it can and never com
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.archive import digests
-from harness.archive.run_folders import EVENTS, MANIFEST, REPRODUCERS, SCENARIO, VERDICT
+from harness.archive.events import as_object, events
+from harness.archive.run_folders import MANIFEST, REPRODUCERS, SCENARIO, VERDICT
 from harness.contract import plain_files, scenario_v1
 from harness.contract.json_files import BadDocument, parsed, validated
 from harness.contract.scenario import Scenario
@@ -99,7 +99,7 @@ def _options(run: Path, manifest: Mapping[str, Any], header: Mapping[str, Any]) 
 
     --engine first, where it is known.
     """
-    known: dict[str, Any] = {**header, **_handshake(run / EVENTS), **_part(manifest, "header")}
+    known: dict[str, Any] = {**header, **next(events(run, "handshake"), {}), **_part(manifest, "header")}
     known |= {key: value for key, value in _part(manifest, "engine").items() if value is not None}
     known |= {key: manifest[key] for key in ("release", "device") if key in manifest}
     options = [("--engine", known.get("release"), None), ("--device", known.get("device"), "cpu")]
@@ -118,15 +118,6 @@ def _assumed(manifest: Mapping[str, Any]) -> list[str]:
     return [after for before, after in pairwise(argv) if before == "--assume"]
 
 
-def _handshake(path: Path) -> dict[str, Any]:
-    """The first that is whole; {} without one."""
-    try:
-        lines = plain_files.content(path).decode(errors="replace").splitlines()
-    except OSError:
-        return {}
-    return next((found for line in lines if (found := _parsed(line)).get("event") == "handshake"), {})
-
-
 def _object(path: Path) -> dict[str, Any]:
     """What the file holds; of one that is no JSON any more, the release and device that its text names."""
     try:
@@ -134,15 +125,7 @@ def _object(path: Path) -> dict[str, Any]:
     except OSError:
         return {}
     named = {key: found[1] for key in ("release", "device") if (found := re.search(rf'"{key}": "([\w.+-]+)"', text))}
-    return _parsed(text) or {"engine": named}
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return as_object(text) or {"engine": named}
 
 
 def _part(manifest: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from harness.archive import digests
 from harness.archive.again import run_again, short
+from harness.archive.events import driven
 from harness.archive.facts import contradiction
 from harness.archive.records import (
     STORE_VERSION,
@@ -136,8 +137,10 @@ class RunReader:
         return cls(folder=folder, manifest=manifest, verdict=None, unfinished=why, live=live)
 
     def scenario_folders(self) -> list[Path]:
-        """The folders of all scenarios that left a scenario.json."""
-        return sorted(path.parent for path in self.folder.glob(f"*/{SCENARIO}"))
+        """The folders of all scenarios that left a scenario.json, as they were driven; of older runs by name."""
+        order = {name: number for number, name in enumerate(driven(self.folder))}
+        folders = (path.parent for path in self.folder.glob(f"*/{SCENARIO}"))
+        return sorted(folders, key=lambda folder: (order.get(folder.name, len(order)), folder.name))
 
     def judged(self) -> dict[Path, ScenarioVerdict]:
         """Those that were stored whole, with their verdicts: a scenario's verdict is written last."""

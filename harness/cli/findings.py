@@ -10,7 +10,7 @@ from rich.console import Console
 from harness.cli.outcome import Exit, guarded
 from harness.contract.known_issues import body, issues
 from harness.contract.outputs import check_target, write_text
-from harness.contract.usage import UsageError, unknown
+from harness.contract.usage import UsageError, nearest
 
 
 @guarded
@@ -31,8 +31,10 @@ def command(
     from reports.known_issues import index_markdown, page_markdown, render_index, render_page
 
     known = issues()
+    name = None if name is None else name.upper()
     if name is not None and name not in known:
-        raise UsageError(unknown("finding", name, known))
+        near = nearest(name, known) or next((one for one in known if one > name), max(known))
+        raise UsageError(f"unknown finding {name!r}; did you mean {near!r}?\n  all of them:  eaglecheck findings")
     page = index_markdown(known.values()) if name is None else page_markdown(known[name], body(name))
     if markdown is not None:
         check_target(markdown, option="markdown")

@@ -1,4 +1,4 @@
-"""The `eaglecheck` command, a module a verb. What the parser refuses is said in typer's own words.
+"""The `eaglecheck` command, a module a verb.
 
 Exit codes: 0 pass, 1 divergence, 2 usage error, 3 unknown, 4 internal error.
 """
@@ -9,7 +9,8 @@ import io
 import re
 import shlex
 import sys
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -33,10 +34,22 @@ from harness.cli import (
     run,
 )
 from harness.cli.outcome import TYPED, Exit, full_output_reported, say
+from harness.cli.refused import Refusal, in_words
 from harness.driving.runner import own_version
 
 #: An option with an empty value behind its equals sign, as `--runs=$UNSET` makes it.
 EMPTY = re.compile(r"(--[a-z-]+)=")
+
+
+@contextmanager
+def said_of(ctx: Any) -> Iterator[None]:
+    """What the parser refuses in this block, said in our words. ctx: the command's, where the refusal names none."""
+    try:
+        yield
+    except Refusal as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        raise typer.Exit(int(say(in_words(error, ctx, TYPED.get()), Exit.USAGE))) from error
 
 
 class Once(TyperGroup):
@@ -45,10 +58,9 @@ class Once(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not isinstance(command, TyperGroup):
-            parser = command.make_parser(
-                command.context_class(command, parent=ctx, resilient_parsing=True)
-            )  # errors: said later
-            _, _, order = parser.parse_args(args=list(rest))
+            inner = command.context_class(command, info_name=name, parent=ctx)
+            with said_of(inner):
+                _, _, order = command.make_parser(inner).parse_args(args=list(rest))
             for option in order:
                 if order.count(option) > 1 and not option.multiple and option.nargs == 1:
                     raise typer.Exit(int(say(_given_twice(option, rest), Exit.USAGE)))
@@ -89,7 +101,12 @@ class Commands(Once):
         if args and args[0].startswith("--") and args[0] not in ("--help", "--version"):
             raise typer.Exit(int(say(_before_command(args, self.commands), Exit.USAGE)))
         TYPED.set(list(args))
-        return super().parse_args(ctx, args)
+        with said_of(ctx):
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        with said_of(ctx):
+            return super().invoke(ctx)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Help is printed outside every command, and to a full disk too. What a terminal has no letter for is a `?`."""

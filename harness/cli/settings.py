@@ -69,13 +69,18 @@ OF_KERNELS = ("dtype", "attention_backend", "cuda_graph", "prefill_cuda_graph", 
 Command = Callable[..., Any]
 
 
+def allowed_of(name: str) -> str:
+    """What an option that is a field of EngineConfig takes, in words."""
+    return Place(EngineConfig, (name,)).typed
+
+
 @functools.cache
 def _option(name: str) -> Any:
     """The option; the help of one for a number says which, as a scenario file may have it."""
     kind = list[str] | None if name == "server_args" else get_type_hints(Wanted)[name]
     info = copy.copy(SETTINGS[name])
     if {int, float} & {*get_args(kind)}:
-        info.help = f"{info.help} Allowed: {Place(EngineConfig, (name,)).words.removesuffix(' or null')}."
+        info.help = f"{info.help} Allowed: {allowed_of(name)}."
     return Annotated[kind, info]
 
 

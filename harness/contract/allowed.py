@@ -34,6 +34,11 @@ class Place:
         return self._words(self._found)
 
     @property
+    def typed(self) -> str:
+        """The same of an option, which is left out instead of null."""
+        return self.words.removesuffix(" or null")
+
+    @property
     def keys(self) -> list[str]:
         """Of an object there."""
         return next((list(one["properties"]) for one in self._choices(self._found) if "properties" in one), [])
@@ -50,17 +55,22 @@ class Place:
         return [found for one in schema.get("anyOf", ()) for found in self._choices(one)] or [schema]
 
     def _words(self, schema: Schema) -> str:
-        said = (self._word(one) for one in self._choices(schema))
+        said = (self._of_one(one) for one in self._choices(schema))
         return " or ".join(dict.fromkeys(one for one in said if one))
 
-    def _word(self, schema: Schema) -> str:
+    def _of_one(self, schema: Schema) -> str:
         if listed := schema.get("enum") or ([schema["const"]] if "const" in schema else []):
             return ", ".join(json.dumps(one) for one in listed)
         if schema.get("type") == "array":
             items = self._words(schema.get("items", {}))
             return f"a list{', not empty' * bool(schema.get('minItems'))}{f', each {items}' * bool(items)}"
-        limits = [_range(schema), f"that fits {schema['pattern']}" if "pattern" in schema else ""]
-        return " ".join(filter(None, [NAMES.get(str(schema.get("type")), ""), *limits]))
+        return scalar(schema)
+
+
+def scalar(schema: Schema) -> str:
+    """A number, text or the like, with its limits."""
+    limits = [_range(schema), f"that fits {schema['pattern']}" if "pattern" in schema else ""]
+    return " ".join(filter(None, [NAMES.get(str(schema.get("type")), ""), *limits]))
 
 
 def _inside(schema: Schema, part: str | int) -> Schema:

@@ -220,9 +220,13 @@ class KnownIssue(_Page):
         settings = settings_of(spec, engine, **facts)
         return spec.algorithm in self.algorithms and all(holds(one, settings) for one in self.settings)
 
+    def replaced_on(self, device: str) -> bool:
+        """Whether --assume changes the engine there: replacement kernels are for a CPU only."""
+        return self.assume == "replacement kernel" and device == "cpu"
+
     def assumable_on(self, device: str) -> bool:
-        """Whether --assume does anything there: replacement kernels are for a CPU only."""
-        return self.assume == "predicted" or (self.assume == "replacement kernel" and device == "cpu")
+        """Whether --assume does anything there."""
+        return self.assume == "predicted" or self.replaced_on(device)
 
     def shows_in(
         self,
@@ -288,8 +292,8 @@ class UnknownIssue(ValueError):
 
 
 def checked(ids: Iterable[str]) -> tuple[str, ...]:
-    """Ids to assume, in order, each once; UnknownIssue names the nearest and all there are."""
-    found = tuple(sorted(set(ids)))
+    """Ids to assume, in any case, in order, each once; UnknownIssue names the nearest and all there are."""
+    found = tuple(sorted({name.upper() for name in ids}))
     for name in found:
         if name in issues() and name not in assumable():
             raise UnknownIssue(

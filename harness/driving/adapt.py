@@ -83,7 +83,7 @@ def refused_setting(error: ValidationError) -> str:
     first = error.errors()[0]
     option = "--" + str(first["loc"][0]).replace("_", "-")
     ours = first["type"] == "value_error"
-    allowed = first["msg"].removeprefix("Value error, ") if ours else Place(EngineConfig, first["loc"]).words
+    allowed = first["msg"].removeprefix("Value error, ") if ours else Place(EngineConfig, first["loc"]).typed
     return f"{option} {first['input']} cannot be\n  allowed: {allowed}"
 
 

@@ -160,6 +160,7 @@ def _run_scenario(going: _Run, scenario: Scenario) -> None:
     """Drive it, and leave it with the judge; the engine is booted again only after it died."""
     going.settle(leave=1)
     number = len(going.results) + len(going.queue) + len(going.driven) + 1
+    going.writer.append_event({"event": "scenario", "name": scenario.name, "id": scenario.id})
     going.notify(Started(scenario=scenario, index=number, total=len(going.plan.scenarios)))
     try:
         launch = going.plan.launch(scenario, lease=going.engines.lease)
@@ -191,8 +192,6 @@ def _wait_for(going: _Run, launch: Launch) -> None:
 
 
 def _drive(going: _Run, scenario: Scenario, launch: Launch) -> Trace:
-    going.writer.append_event({"event": "scenario", "name": scenario.name, "id": scenario.id})
-
     def on_step(scheduler_step: int, state: dict[str, Any]) -> None:
         going.writer.append_event({"event": "turn", "scheduler_step": scheduler_step, **state})
         going.notify(Stepped(scheduler_step=scheduler_step, state=state))

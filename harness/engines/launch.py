@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from harness.both_sides import compat, plugin_algorithm
 from harness.both_sides.leases import Request
+from harness.contract.known_issues import issues
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.trace import EOS
 from harness.engines import published
@@ -98,7 +99,8 @@ def build_launch(
         "overlap": overlap,
         "cpu_attention": cpu_attention,
         "revert": revert,
-        "assumed": list(assumed),
+        # the others are the reference's matter, and no reason for another engine
+        "assumed": [one for one in assumed if issues()[one].replaced_on(device)],
         "lease": None if lease is None else lease.plain(),
         "layered": spec.algorithm == "MTP",
         "plugin": spec.plugin,
@@ -214,6 +216,8 @@ def _environment(*, device: str, revert: int | None, engine: EngineConfig) -> di
         environment["SGLANG_ENABLE_JIT_DEEPGEMM"] = "0"
         # By default below TMPDIR, which goes with each engine: nothing that was compiled would be there at the next.
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(home() / "kernels" / "inductor")
+        # By default each engine starts a compiler a core, for the one small function that SGLang compiles for trees.
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
         if ranks > 1:  # multicast over NVLink can put the cards of a shared host out of service
             environment |= NO_MULTICAST
             # Engines share cards by their leases, so that one card may well have less memory free than another.

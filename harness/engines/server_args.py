@@ -149,7 +149,7 @@ def not_there(server_args: Mapping[str, Any], *, version: str, package: Path | N
         return ""
     return (
         f"engine.server_args has {strange}, and SGLang {version} has no such argument{meant(strange, declared)}\n"
-        f"  leave --server-arg {strange} out, or name it as SGLang does"
+        f"  leave --server-arg {strange} out, or type it as  --server-arg NAME=VALUE, by SGLang's name"
     )
 
 

@@ -89,7 +89,7 @@ def _watch_captures(boot: dict[str, Any], clock: Clock | None) -> GraphProbe:
     probe = GraphProbe(device=boot["device"])
     probe.hooks.clock = clock
     if boot["arguments"].get("enable_torch_compile"):
-        _keep_from_compiling(probe)
+        keep_from_compiling(probe)
     if boot.get("mutants_in_graphs"):
         from ..mutants.graphs import GraphMutants
 
@@ -98,7 +98,7 @@ def _watch_captures(boot: dict[str, Any], clock: Clock | None) -> GraphProbe:
     return probe
 
 
-def _keep_from_compiling(probe: GraphProbe) -> None:
+def keep_from_compiling(probe: GraphProbe) -> None:
     """Our wrappers run as they are around what torch.compile makes of a model; it would compile them with it."""
     from torch._dynamo import trace_rules
 

@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 #: Stands for whoever took what was already gone when a queue was first looked at.
-UNKNOWN = 0
+UNKNOWN = threading.main_thread()
 
 
 class WorkQueues:
@@ -22,7 +22,7 @@ class WorkQueues:
     def __init__(self, owner: Any, names: Sequence[str]) -> None:
         self._owner, self._names = owner, names
         #: threads that took something from a queue and have not asked it for more
-        self._busy: WeakKeyDictionary[Queue[Any], set[int]] = WeakKeyDictionary()
+        self._busy: WeakKeyDictionary[Queue[Any], set[threading.Thread]] = WeakKeyDictionary()
 
     def undone(self) -> list[str]:
         """Names of the queues where something waits, or somebody works, and who that is; empty at rest."""
@@ -38,9 +38,8 @@ class WorkQueues:
             if queue not in self._busy:
                 self._watch(queue)
             waiting, busy = queue._qsize(), self._busy[queue]
-            alive = {UNKNOWN: "somebody"} | {one.ident: one.name for one in threading.enumerate()}
-            busy.intersection_update(alive)  # whoever is told to stop never asks for more
-            takers = " and ".join(alive[one] for one in sorted(busy))
+            busy -= {one for one in busy if not one.is_alive()}  # whoever is told to stop never asks for more
+            takers = " and ".join(sorted("somebody" if one is UNKNOWN else one.name for one in busy))
         return f"{waiting} wait, {takers or 'nobody'} at work" if waiting or takers else ""
 
     def _watch(self, queue: Queue[Any]) -> None:
@@ -50,12 +49,12 @@ class WorkQueues:
 
         def take() -> Any:
             item = taken()
-            busy.add(threading.get_ident())
+            busy.add(threading.current_thread())
             return item
 
         def ask(*args: Any, **kwargs: Any) -> Any:
             with queue.mutex:
-                busy.difference_update({UNKNOWN, threading.get_ident()})
+                busy.difference_update({UNKNOWN, threading.current_thread()})
             return get(*args, **kwargs)
 
         queue._get, queue.get = take, ask  # type: ignore[method-assign]
