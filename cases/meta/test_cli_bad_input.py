@@ -121,6 +121,7 @@ def _scenarios(work):
         ("negative-token", ["requests", 0, "input_ids"], [1, -2]),
         ("eagle3", ["spec", "algorithm"], "EAGLE3"),
         ("two-ranks", ["engine", "dp_size"], 2),
+        ("three-ranks", ["engine", "tp_size"], 3),
         ("other-rank", ["requests", 0, "dp_rank"], 1),
         ("unknown-coverage-point", ["wants"], ["idle_tik"]),
         ("unknown-checkpoint", ["checkpoint"], "eagle-tin"),
@@ -194,6 +195,8 @@ REFUSED = {
     "mutant": (["mutants", "--only", "draft-position-lat"], "did you mean 'draft-position-late'"),
     "mutate-family": (["mutate", "--family", "egale"], "'egale'; did you mean 'eagle'"),
     "mutate-survivors": (["mutate", "--survivors-of", "nowhere"], "--survivors-of nowhere: there is no such folder"),
+    "mutate-survivors-of-nothing": (["mutate", "--survivors-of", "empty"], "--survivors-of empty: it holds no mutants"),
+    "mutate-merge-of-nothing": (["mutate", "--merge", "empty"], "--merge empty: it holds no mutants: its plan.json"),
     "mutate-only": (["mutate", "--only", "zzz"], "--only zzz: no mutant is called so"),
     "findings-number": (["findings", "95"], "did you mean 'F-095'"),
     "mutate-shard": (["mutate", "--shard", "3/2"], "--shard '3/2' is not a shard\n  allowed: I/N"),
@@ -265,6 +268,11 @@ REFUSED = {
     "file-negative-token": (scenario_file("negative-token"), "token id -2 is outside"),
     "file-eagle3": (scenario_file("eagle3"), "spec.algorithm is 'EAGLE3'"),
     "file-two-ranks": (scenario_file("two-ranks"), "engine.dp_size is 2"),
+    "file-three-ranks": (
+        scenario_file("three-ranks"),
+        "engine.tp_size is 3: the 4 heads and 2 key/value heads of checkpoint 'eagle-tiny' cannot be shared so on cpu\n"
+        "  allowed: 1, 2\n",
+    ),
     "file-other-rank": (scenario_file("other-rank"), "dp_rank 1"),
     "file-unknown-coverage-point": (
         scenario_file("unknown-coverage-point"),

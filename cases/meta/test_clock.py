@@ -13,7 +13,7 @@ from harness.engine_side.hooks import HookRegistry
 def now(monkeypatch):
     """Nanoseconds, moved on by the test."""
     moment = types.SimpleNamespace(at=0)
-    monkeypatch.setattr(clock.time, "perf_counter_ns", lambda: moment.at)
+    monkeypatch.setattr(clock.time, "thread_time_ns", lambda: moment.at)
     return moment
 
 

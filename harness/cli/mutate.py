@@ -92,11 +92,7 @@ def command(
         raise UsageError("--inside-graphs: no engine captures CUDA graphs\n  add  --device cuda --cuda-graph")
     before = [] if survivors_of is None else [survivors_of]
     for option, kept_there in [("--survivors-of", one) for one in before] + [("--merge", one) for one in merge or ()]:
-        if not kept_there.is_dir():
-            raise UsageError(
-                f"{option} {kept_there}: there is no such folder\n"
-                f"  name what another shard kept:  RUNS/mutate-{version}-FAMILIES/seed-{seed}"
-            )
+        _check_kept(option, kept_there, version=version, seed=seed)
     lease = prepare.gpu_lease(device, gpu_share)
     part = prepare.shard_of(shard)
     runs_root = writable(prepare.runs_root(runs))
@@ -137,6 +133,19 @@ def command(
     render_board(console, board())
     write_json(document(board()), json)
     return BY_OUTCOME[board().outcome]
+
+
+def _check_kept(option: str, folder: Path, *, version: str, seed: int) -> None:
+    """UsageError, before anything is followed, for a folder that holds no mutants of this release."""
+    name_one = f"name what another shard kept:  {option} RUNS/mutate-{version}-FAMILIES/seed-{seed}"
+    if not folder.is_dir():
+        raise UsageError(f"{option} {folder}: there is no such folder\n  {name_one}")
+    try:
+        drawn = fates.read_plan(folder)
+    except fates.NoCampaign as error:
+        raise UsageError(f"{option} {folder}: {error}\n  {name_one}") from error
+    if drawn.engine != version:
+        raise UsageError(f"{option} {folder}: drawn for SGLang {drawn.engine}\n  add  --engine {drawn.engine}")
 
 
 def _followed(root: Path, setup: Setup, names: list[str], *, a_boot: int, workers: int, console: Console) -> Followed:
@@ -192,8 +201,6 @@ def _plan(
     """Drawn from what was followed, or the mutants of another campaign of the same release."""
     ran = followed.captured if captured else followed.ran
     drawn = None if survivors_of is None else fates.read_plan(survivors_of)
-    if drawn is not None and drawn.engine != setup.env.version:
-        raise UsageError(f"--survivors-of: drawn for SGLang {drawn.engine}\n  add  --engine {drawn.engine}")
     return Campaign(
         engine=setup.env.version,
         device=setup.place.device,

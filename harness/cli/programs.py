@@ -358,6 +358,13 @@ def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterat
             f"engine.tp_size is {engine.tp_size} with engine.disaggregation: a decode side of several TP ranks in each "
             f"DP rank is not driven\n  allowed: the value of engine.dp_size ({engine.dp_size}), or engine.dp_size 1"
         )
+    elif recipe is not None and not _shared(recipe, engine.attention_tp_size, device):
+        fit = [ranks * engine.dp_size for ranks in range(1, 9) if _shared(recipe, ranks, device)]
+        yield (
+            f"engine.tp_size is {engine.tp_size}: the {recipe.heads} heads and {recipe.kv_heads} key/value heads of "
+            f"checkpoint {scenario.checkpoint!r} cannot be shared so on {device}\n"
+            f"  allowed: {', '.join(str(size) for size in fit if size <= 8)}"
+        )
     for token in spec.token_map or ():
         if recipe is None or not 0 <= token < recipe.vocab:
             yield "spec.token_map: token ids of a tiny pair's vocabulary\n  allowed: 0 to 511 on those of 512 tokens"
@@ -370,6 +377,13 @@ def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterat
     yield from taken(engine.server_args)
     if device == "cpu" and engine.cuda_graph:
         yield "engine.cuda_graph is true, and there are no CUDA graphs on cpu\n  allowed: false"
+
+
+def _shared(recipe: Recipe, ranks: int, device: str) -> bool:
+    """Whether so many TP ranks can share a target's heads: kernels on a CPU have no key/value head on two of them."""
+    return not recipe.heads % ranks and (
+        not recipe.kv_heads % ranks or (device != "cpu" and not ranks % recipe.kv_heads)
+    )
 
 
 def _of_request(scenario: Scenario, request: RequestSpec, vocab: int, whose: str) -> Iterator[str]:

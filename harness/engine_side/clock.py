@@ -1,6 +1,9 @@
 """Whose time it is: what each of our calls takes of a scheduler's thread, and what is left to SGLang between them.
 
-Engine side: standard library only. Each call that is watched costs about a microsecond more.
+Time is that of a processor: waiting for a socket is none, waiting for a device is, since CUDA looks again and again. So
+what others do on the machine does not count. Each call that is watched costs about a microsecond more.
+
+Engine side: standard library only.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ class Clock:
 
     def __init__(self) -> None:
         self._spent: dict[str, list[int]] = {}
-        self._owner, self._since = SGLANG, time.perf_counter_ns()
+        self._owner, self._since = SGLANG, time.thread_time_ns()
 
     def of(self, owner: str, call: Call) -> Call:
         """The call, whose time is this owner's."""
@@ -53,7 +56,7 @@ class Clock:
 
     def _to(self, owner: str) -> str:
         """From now on the time is this owner's; whose it was."""
-        before, now = self._owner, time.perf_counter_ns()
+        before, now = self._owner, time.thread_time_ns()
         self._spent.setdefault(before, [0, 0])[0] += now - self._since
         self._owner, self._since = owner, now
         return before

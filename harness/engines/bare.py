@@ -1,6 +1,7 @@
 """Runs a scenario's requests on SGLang alone, to see whether it runs, or crashes, without the harness.
 
-All requests at once, or those between two `flush` of its script; no gate and no probe. It must not judge.
+All requests at once, or those between two `flush` of its script; no gate and no probe, and of ours only the kernels
+that a CPU lacks. It must not judge.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from harness.engines.processes import abort_group, end_group
 PROGRAM = Path(__file__).parents[1] / "engine_side" / "host" / "bare_engine.py"
 #: What a log is searched for where nothing came back.
 TROUBLE = ("illegal memory access", "device-side assert", "CUDA error", "Error:", "Killed")
+Images = Sequence[list[list[float]] | None]
 #: What is written behind a log whose process was ended by us; and how a frame of SGLang's is written in a traceback.
 STOPPED = "stopped after"
 FRAME = re.compile(r'File "[^"]*/sglang/([^"]+)", line \d+, in (\S+)')
@@ -55,9 +57,12 @@ def waves(scenario: Scenario) -> list[int]:
     return [count for count in found if count]
 
 
-def run_bare(launch: Launch, scenario: Scenario, *, folder: Path, seconds: float) -> Bare:
-    """Start it, wait at most `seconds`, and end what it started; its log stays in the folder."""
-    with started(launch, scenario, folder=folder) as running:
+def run_bare(launch: Launch, scenario: Scenario, *, folder: Path, seconds: float, images: Images = ()) -> Bare:
+    """Start it, wait at most `seconds`, and end what it started; its log stays in the folder.
+
+    images: for each request the rows that stand in the places of its images, or None; empty where there are none.
+    """
+    with started(launch, scenario, folder=folder, images=images) as running:
         return running.result(seconds)
 
 
@@ -86,11 +91,11 @@ class Running:
 
 
 @contextmanager
-def started(launch: Launch, scenario: Scenario, *, folder: Path) -> Iterator[Running]:
+def started(launch: Launch, scenario: Scenario, *, folder: Path, images: Images = ()) -> Iterator[Running]:
     """SGLang alone for as long as the context lasts; its log stays in the folder."""
     file, log = folder / "bare.json", folder / "bare.log"
     with ports_held() as ports:
-        file.write_text(json.dumps(_given(launch, scenario, ports)))
+        file.write_text(json.dumps(_given(launch, scenario, ports) | {"images": list(images)}))
         with log.open("w") as output:
             process = subprocess.Popen(
                 [str(launch.python), "-P", str(PROGRAM), str(file)],
@@ -112,6 +117,7 @@ def _given(launch: Launch, scenario: Scenario, ports: Ports) -> dict[str, Any]:
         "environment": launch.boot["environment"] | ports.environment,
         "arguments": launch.boot["arguments"],
         "optional": launch.boot["optional_arguments"] | ports.arguments,
+        "replaced": launch.boot if launch.boot["device"] == "cpu" else None,
         "waves": waves(scenario),
         "prompts": [list(request.input_ids) for request in scenario.requests],
         "tokens": [request.max_new_tokens for request in scenario.requests],

@@ -216,6 +216,8 @@ def _environment(*, device: str, revert: int | None, engine: EngineConfig) -> di
         environment["SGLANG_ENABLE_JIT_DEEPGEMM"] = "0"
         # By default below TMPDIR, which goes with each engine: nothing that was compiled would be there at the next.
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(home() / "kernels" / "inductor")
+        # By default each engine starts a compiler a core, for the one small function that SGLang compiles for trees.
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
         if ranks > 1:  # multicast over NVLink can put the cards of a shared host out of service
             environment |= NO_MULTICAST
             # Engines share cards by their leases, so that one card may well have less memory free than another.

@@ -158,12 +158,18 @@ def explanations(path: Path = EXPLAINED) -> dict[str, Explanation]:
     return found
 
 
+class NoCampaign(UsageError):
+    """A folder without a plan of mutants."""
+
+
 def read_plan(folder: Path) -> Campaign:
-    """UsageError where there is none."""
+    """NoCampaign where there is none."""
     try:
         return Campaign.model_validate_json((folder / PLAN).read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{folder} holds no campaign of mutants: {error}") from error
+    except OSError as error:
+        raise NoCampaign(f"it holds no mutants: its {PLAN} cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise NoCampaign(f"it holds no mutants: its {PLAN} is damaged or not of `eaglecheck mutate`") from error
 
 
 def read_fates(folders: Iterable[Path]) -> dict[str, Fate]:
