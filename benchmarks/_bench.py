@@ -7,6 +7,7 @@ import platform
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from cases import checkpoints
@@ -36,8 +37,12 @@ def booted(
     device: str = "cpu",
     own: OwnPair | None = None,
     lease: Request | None = None,
+    clock: bool = False,
 ) -> Iterator[Engine]:
-    """An engine for the scenario's boot configuration, with the tiny pair it names or an own one; ended afterwards."""
+    """An engine for the scenario's boot configuration, with the tiny pair it names or an own one; ended afterwards.
+
+    clock: it tells whose time its scheduler's is, by an event 'spent' a scenario.
+    """
     target, draft = checkpoint_pairs([scenario], device=device, own=own)[scenario.checkpoint]
     launch = build_launch(
         env=envs.ensure(version, print),
@@ -50,6 +55,7 @@ def booted(
         eos=None if own is None else own.target.eos,
         lease=lease,
     )
+    launch = replace(launch, boot=launch.boot | {"clock": clock})
     with tempfile.TemporaryDirectory(prefix="eaglecheck-bench-") as folder:
         engine = Engine(launch=launch, log=Path(folder, "engine.log"))
         try:

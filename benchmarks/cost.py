@@ -1,12 +1,12 @@
 """What the probe and judging cost: the same scenarios on engines with and without a probe, step by step.
 
     .venv/bin/python -m benchmarks.cost [--engine 0.5.23] [--repeats 3] [--each 1] [--device cuda [--graphs]]
-        [--size medium | --pair DIR/llama-1b] [--gpu-share 1.5]
+        [--size medium | --pair DIR/llama-1b] [--dtype bfloat16] [--gpu-share 1.5] [--profile]
 
 Engines of both levels are up at once, driven in the same lockstep, and alternate scenario by scenario, so that the
 machine's mood hits both. Two engines that were started alike may differ by more than the probe costs, for as long as
 they live: --each says how many of a level there are. Then what the reference, judging and storing add, but for --pair:
-one of `benchmarks.make_real_size`.
+one of `benchmarks.make_real_size`. --profile: two more engines tell whose the scheduler's time is, call by call.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import contextlib
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,7 +28,7 @@ from cases import checkpoints
 from cases.recipes import Recipe
 from harness.archive.writer import RunWriter
 from harness.checks.judge import judge
-from harness.cli.prepare import gpu_lease
+from harness.cli.prepare import engine_share, gpu_lease
 from harness.cli.programs import choose_scenarios
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
@@ -38,7 +40,13 @@ from harness.engines.envs import NEWEST
 
 #: What the project promises of the whole, against an untraced engine.
 LIMIT = 1.25
+#: Whether engines of a level have a probe; those of --profile have a clock around each call of ours.
 LEVELS = {"untraced": False, "traced": True}
+CLOCKED = {"untraced, clocked": False, "traced, clocked": True}
+#: Which of a scheduler step's repeats count: the quickest is what is left where others take the machine's cores.
+OF_REPEATS: dict[str, Callable[[list[float]], float]] = {"medians": statistics.median, "quickest": min}
+#: Below this an owner has no line, in microseconds a scheduler step.
+WORTH_A_LINE = 0.3
 #: Models as wide and deep as small real ones: what the probe costs there is what it costs a user.
 SIZES = {
     "medium": {"hidden": 1024, "intermediate": 2816, "layers": 8, "heads": 8},
@@ -48,9 +56,10 @@ SIZES = {
 StepSeconds = dict[tuple[int, int, int], list[float]]
 
 
-def scenarios_of(size: str, *, device: str, graphs: bool, own: OwnPair | None) -> list[Scenario]:
+def scenarios_of(size: str, *, device: str, graphs: bool, dtype: str | None, own: OwnPair | None) -> list[Scenario]:
     """The default scenarios of one boot configuration, on a pair of that size, or on an own one."""
-    wanted = Wanted(cuda_graph=True) if graphs else Wanted()
+    # several engines load large weights on one card at once
+    wanted = Wanted(cuda_graph=graphs or None, dtype=dtype, mem_fraction_static=None if own is None else 0.9)
     found = adapted(choose_scenarios([], [], own=own), wanted, device=device)
     if size == "tiny" or own is not None:
         return found
@@ -68,24 +77,52 @@ def timed(engine: Engine, scenario: Scenario, *, record: bool) -> tuple[Trace, l
     return trace, [*marks, time.perf_counter()]
 
 
-def measured(
-    engines: dict[str, list[Engine]], scenarios: Sequence[Scenario], *, repeats: int
-) -> tuple[dict[str, StepSeconds], dict[str, list[Trace]]]:
-    """Seconds by level and scheduler step, and the last traces; the first round on an engine only fills caches."""
-    steps: dict[str, StepSeconds] = {level: {} for level in engines}
-    traces: dict[str, list[Trace]] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Of each level: seconds by scheduler step, the last traces, and what clocks said: owner -> [nanoseconds, calls].
+
+    ticks: scheduler steps that the clocks cover.
+    """
+
+    steps: dict[str, StepSeconds]
+    traces: dict[str, list[Trace]]
+    spent: dict[str, Counter[str]]
+    ticks: Counter[str]
+
+
+def measured(engines: dict[str, list[Engine]], scenarios: Sequence[Scenario], *, repeats: int) -> Measured:
+    """The first round on an engine only fills caches."""
+    found = Measured(
+        steps={level: {} for level in engines},
+        traces={},
+        spent={level: Counter() for level in engines},
+        ticks=Counter(),
+    )
     each = len(engines["traced"])
     for repeat in range((repeats + 1) * each):
-        number, traces = repeat % each, {level: [] for level in engines}
+        found.traces.update({level: [] for level in engines})
         for place, scenario in enumerate(scenarios):
             order = list(engines) if (repeat + place) % 2 else list(reversed(engines))
             for level in order:
-                trace, marks = timed(engines[level][number], scenario, record=LEVELS[level])
-                traces[level].append(trace)
-                for step, (before, after) in enumerate(pairwise(marks)) if repeat >= each else ():
-                    steps[level].setdefault((number, place, step), []).append(after - before)
-        print(f"round {repeat + 1} of {(repeats + 1) * each} done", flush=True)
-    return steps, traces
+                record = {**LEVELS, **CLOCKED}[level]
+                number = repeat % len(engines[level])
+                trace, marks = timed(engines[level][number], scenario, record=record)
+                found.traces[level].append(trace)
+                if repeat < each:
+                    continue
+                for step, (before, after) in enumerate(pairwise(marks)):
+                    found.steps[level].setdefault((number, place, step), []).append(after - before)
+                found.ticks[level] += len(marks) - 2
+                for event in trace.named("spent"):
+                    found.spent[level].update({who: spent[0] for who, spent in event.data["spent"].items()})
+        so_far = f", traced over untraced {ratio(found.steps):.3f}" if repeat >= each else ""
+        print(f"round {repeat + 1} of {(repeats + 1) * each} done{so_far}", flush=True)
+    return found
+
+
+def ratio(steps: Mapping[str, StepSeconds]) -> float:
+    """Of what scheduler steps usually take."""
+    return usual(steps["traced"]) / usual(steps["untraced"])
 
 
 def judging(scenarios: Sequence[Scenario], traces: Sequence[Trace], *, device: str) -> dict[str, float]:
@@ -109,7 +146,15 @@ def judging(scenarios: Sequence[Scenario], traces: Sequence[Trace], *, device: s
 
 def usual(steps: StepSeconds) -> float:
     """What the scenarios usually take on one engine: medians of scheduler steps, summed."""
-    return sum(map(statistics.median, steps.values())) / len({engine for engine, _, _ in steps})
+    return statistics.mean(by_engine(steps, statistics.median))
+
+
+def by_engine(steps: StepSeconds, of: Callable[[list[float]], float]) -> list[float]:
+    """Seconds of each engine; of: which of a scheduler step's repeats count."""
+    found: defaultdict[int, float] = defaultdict(float)
+    for (engine, _, _), seconds in steps.items():
+        found[engine] += of(seconds)
+    return [found[engine] for engine in sorted(found)]
 
 
 def main() -> int:
@@ -122,24 +167,52 @@ def main() -> int:
     parser.add_argument("--size", choices=("tiny", *SIZES), default="tiny")
     parser.add_argument("--pair", type=Path)
     parser.add_argument("--gpu-share", type=float)
+    parser.add_argument("--dtype")
+    parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     own = None if options.pair is None else own_pair(options.pair / "target", options.pair / "draft")
-    scenarios = scenarios_of(options.size, device=options.device, graphs=options.graphs, own=own)
-    lease = gpu_lease(options.device, options.gpu_share)
+    scenarios = scenarios_of(options.size, device=options.device, graphs=options.graphs, dtype=options.dtype, own=own)
+    share = options.gpu_share
+    if own is not None and options.device == "cuda" and share is None:
+        share = engine_share(own, scenarios)
+    lease = gpu_lease(options.device, share)
     with contextlib.ExitStack() as stack:
 
         def boot(level: str) -> Engine:
             about = {"version": options.engine, "device": options.device, "own": own, "lease": lease}
-            return stack.enter_context(booted(scenarios[0], probe=LEVELS[level], **about))
+            probe, clock = {**LEVELS, **CLOCKED}[level], level in CLOCKED
+            return stack.enter_context(booted(scenarios[0], probe=probe, clock=clock, **about))
 
+        asked = dict.fromkeys(LEVELS, options.each) | dict.fromkeys(CLOCKED if options.profile else (), 1)
         with ThreadPoolExecutor() as pool:  # they boot side by side
-            booting = {level: [pool.submit(boot, level) for _ in range(options.each)] for level in LEVELS}
+            booting = {level: [pool.submit(boot, level) for _ in range(each)] for level, each in asked.items()}
         engines = {level: [one.result() for one in some] for level, some in booting.items()}
-        steps, traces = measured(engines, scenarios, repeats=options.repeats)
-    parts = {"untraced engine": usual(steps["untraced"]), "traced engine": usual(steps["traced"])}
-    parts |= {} if own else judging(scenarios, traces["traced"], device=options.device)
+        found = measured(engines, scenarios, repeats=options.repeats)
+    parts = {f"{level} engine": usual(found.steps[level]) for level in LEVELS}
+    parts |= {} if own else judging(scenarios, found.traces["traced"], device=options.device)
     pair = options.pair.name if own else options.size
+    for level, each in asked.items():
+        print(f"{level}, {len(found.steps[level]) // each} scheduler steps, seconds of each engine:")
+        for name, of in OF_REPEATS.items():
+            print(f"  {name:<9}" + " ".join(f"{seconds:.3f}" for seconds in by_engine(found.steps[level], of)))
+    if options.profile:
+        profile(found)
     return report(parts, title=f"SGLang {options.engine} on {options.device}, {pair} pair")
+
+
+def profile(found: Measured) -> None:
+    """Microseconds of the scheduler's thread, on a processor, a scheduler step: by who has them."""
+    spent = {
+        level: {who: nanoseconds / 1000 / found.ticks[level] for who, nanoseconds in found.spent[level].items()}
+        for level in CLOCKED
+    }
+    untraced, traced = spent.values()
+    print(f"\n{'microseconds of the thread a scheduler step':<56}{'untraced':>10}{'traced':>10}")
+    for who in sorted(traced, key=lambda one: -traced[one]):
+        if max(traced[who], untraced.get(who, 0.0)) >= WORTH_A_LINE:
+            print(f"{who:<56}{untraced.get(who, 0.0):>10.1f}{traced[who]:>10.1f}")
+    sums = sum(untraced.values()), sum(traced.values())
+    print(f"{'together':<56}{sums[0]:>10.1f}{sums[1]:>10.1f}   ({sums[1] / sums[0]:.3f})")
 
 
 def report(parts: dict[str, float], *, title: str) -> int:

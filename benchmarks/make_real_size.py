@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from cases import llama_weights
 from cases.recipes import Recipe
+from harness.both_sides import gpus, leases
 
 #: The logit of the usual successor, the same where a token follows itself, and how random logits spread.
 LEAN, TIED_LEAN, SPREAD = 24.0, 14.0, 3.0
@@ -32,6 +34,8 @@ LEAN, TIED_LEAN, SPREAD = 24.0, 14.0, 3.0
 ADDED = 1.5
 #: What large columns are of the others, and how many there are; norms bring them down again.
 HEAVY, HEAVY_COLUMNS, BROUGHT_DOWN = 40.0, 2, 0.05
+#: GiB of a card that making a pair takes: embedding and output of the largest, in float32, and what is drawn for them.
+TAKES = 18.0
 #: Bytes of a weight file.
 SHARD = 4 << 30
 DRAFT_VOCAB = 32000
@@ -295,6 +299,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=17)
     parser.add_argument("--plain", action="store_true")
     asked = parser.parse_args()
+    if asked.device == "cuda":  # engines refuse a card on which somebody works without a lease
+        lease = leases.take(leases.request(TAKES), say=lambda text: print(text, flush=True))
+        os.environ[gpus.VISIBLE] = lease.card.uuid
     for name in asked.only.split(","):
         start = time.monotonic()
         place = make(name, asked.root, seed=asked.seed, device=asked.device, plain=asked.plain)

@@ -1,7 +1,7 @@
 """Drives and judges shrunken copies of published pairs, and writes what came of them as a table.
 
     python -m benchmarks.pairs FOLDER --engine 0.5.23 --engine 0.5.13      every pair of FOLDER on both releases
-    python -m benchmarks.pairs FOLDER --table docs/evidence/pairs.md       the table of what was run by now
+    python -m benchmarks.pairs FOLDER --table docs/evidence/pairs.md       the table of that page, of what ran by now
 
 FOLDER holds a folder for each pair: `target`, `draft` (the same folder where the target's own MTP layers draft),
 `pair.json` ({"real": what it is a copy of}) and `scenario.json`. Results stay in `results/` below it, a file a pair and
@@ -15,7 +15,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +40,7 @@ from harness.engines.errors import EngineError
 
 #: Generated scenarios a pair, and their seed.
 EXAMPLES, SEED = 4, 17
-ABOVE = """# Published pairs, shrunken
-
-Copies of pairs that people serve with EAGLE, EAGLE-3 or MTP layers: their config keys, names of tensors and quirks, at
-two to eight layers and a hidden width of 64 to 128, with random weights. Each was driven on a CPU in float32 with its
-own scenario (three requests, chunks of 16) and four generated ones, and judged as `eaglecheck run` does, those with
-Python files of their own with `--trust-remote-code`. An F-number says what a FAIL may be, by its release, its
-signature and the draft's own files; it changes no verdict. What the reference can follow was judged again as if it were
-asked for with `--assume`, and the verdict is said. A refusal comes before an engine starts: these are for
-a CPU, see [your own pair](../own-pair.md).
-
-`python -m benchmarks.pairs FOLDER --engine 0.5.23 --engine 0.5.13 --table docs/evidence/pairs.md` wrote this page.
-"""
+#: Where the table of a page begins; what stands above it is written by hand.
 HEAD = "| pair | architectures | provider: target, draft | release | verdict | rows compared | accept length | why |"
 
 
@@ -129,9 +117,6 @@ def _scenarios(folder: Path) -> Iterator[Scenario]:
 def table(folder: Path) -> Iterator[str]:
     """The results below a folder in Markdown, by pair and release."""
     files = sorted((folder / "results").glob("*.json"), key=lambda one: one.stem.rsplit("@", 1))
-    days = sorted({datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat() for file in files})
-    yield from ABOVE.splitlines()
-    yield from (f"Run on {' and '.join(dict.fromkeys((days[0], days[-1])))}.", "")
     yield HEAD
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for file in files:
@@ -202,7 +187,8 @@ def main() -> None:
         finally:
             engines.end()
     if asked.table:
-        asked.table.write_text("\n".join(table(asked.folder)) + "\n")
+        above = asked.table.read_text().partition(HEAD)[0]
+        asked.table.write_text(above + "\n".join(table(asked.folder)) + "\n")
     print(machine())
 
 

@@ -1,6 +1,6 @@
-"""Pipeline parallel and speculation: SGLang alone with two stages on two GPUs, beside itself with one.
+"""Pipeline parallel and speculation: SGLang alone with two stages, on two GPUs or a CPU, beside itself with one.
 
-    .venv/bin/python -m benchmarks.pipeline [--engine 0.5.23] [--graphs]
+    .venv/bin/python -m benchmarks.pipeline [--engine 0.5.23] [--device cpu] [--graphs] [--seconds 250]
 
 No gate and no probe, since stages are ranks that nothing here joins. Texts must be equal; a wrong draft shows as more
 verifies of a request. With stages SGLang's first verify of a request has nothing drafted (`PPSpecRelayInput`), so what
@@ -12,11 +12,13 @@ near tie may be decided otherwise.
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cases.families import FAMILIES
 from cases.fixed import DRAIN, submit
@@ -26,15 +28,16 @@ from harness.contract.settings import EngineConfig
 from harness.driving.pairs import checkpoint_pairs
 from harness.engines import envs
 from harness.engines.bare import Bare, run_bare
-from harness.engines.launch import NO_MULTICAST, build_launch
+from harness.engines.launch import CORES, NO_MULTICAST, build_launch
 
 #: SGLang's own switch; without it, it takes a pipeline on a prefill side alone.
 SWITCH = {"SGLANG_ENABLE_PP_SPEC": "1", **NO_MULTICAST}
-SECONDS = 200.0
+#: On a CPU each stage takes a core, and no NCCL of a CUDA build of torch is found.
+ON_A_CPU = {CORES: "|".join(map(str, sorted(os.sched_getaffinity(0))[:2])), "SGLANG_NCCL_SO_PATH": os.devnull}
 #: Prompts, each asked twice.
 MOST = 4
-#: After so long in one batch SGLang says where it is, and ends.
-WATCHDOG = 100
+#: Lines of the log of an engine that gave no answer, where its threads were among them.
+SAID = 400
 
 
 def asked(graphs: bool) -> Scenario:
@@ -63,29 +66,35 @@ def begun(scenario: Scenario, texts: Sequence[Sequence[int]]) -> Scenario:
     return scenario.model_copy(update={"requests": tuple(requests)})
 
 
-def fared(scenario: Scenario, *, version: str, stages: int) -> Bare:
-    """How SGLang fares with so many stages."""
-    target, draft = checkpoint_pairs([scenario], device="cuda")[scenario.checkpoint]
+def fared(scenario: Scenario, *, version: str, device: str, stages: int, seconds: float) -> Bare:
+    """How SGLang fares with so many stages; after so long it says where its threads are, and is ended."""
+    target, draft = checkpoint_pairs([scenario], device=device)[scenario.checkpoint]
     env, engine = envs.ensure(version, print), scenario.engine
-    launch = build_launch(env=env, spec=scenario.spec, engine=engine, target=target, draft=draft, device="cuda")
-    own = {"environment": SWITCH, "arguments": {"pp_size": stages, "watchdog_timeout": WATCHDOG}}
+    launch = build_launch(env=env, spec=scenario.spec, engine=engine, target=target, draft=draft, device=device)
+    own = {
+        "environment": SWITCH | (ON_A_CPU if device == "cpu" and stages > 1 else {}),
+        "arguments": {"pp_size": stages, "watchdog_timeout": 2 * seconds},
+    }
     launch = replace(launch, boot=launch.boot | {name: launch.boot[name] | more for name, more in own.items()})
     with tempfile.TemporaryDirectory(prefix="eaglecheck-pipeline-") as folder:
-        found = run_bare(launch, scenario, folder=Path(folder), seconds=SECONDS)
+        found = run_bare(launch, scenario, folder=Path(folder), seconds=seconds)
         if found.texts is None:
-            print(*Path(folder, "bare.log").read_text(errors="replace").splitlines()[-60:], sep="\n")
+            print(*Path(folder, "bare.log").read_text(errors="replace").splitlines()[-SAID:], sep="\n")
     return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", default="0.5.23")
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--graphs", action="store_true")
+    parser.add_argument("--seconds", type=float, default=250.0, help="for each of two boots, one after the other")
     args = parser.parse_args()
     scenario = asked(args.graphs)
+    common: dict[str, Any] = {"version": args.engine, "device": args.device, "seconds": args.seconds}
     with ThreadPoolExecutor() as side_by_side:
-        two, one = side_by_side.map(lambda stages: fared(scenario, version=args.engine, stages=stages), (2, 1))
-    later = one if one.texts is None else fared(begun(scenario, one.texts), version=args.engine, stages=1)
+        two, one = side_by_side.map(lambda stages: fared(scenario, stages=stages, **common), (2, 1))
+    later = one if one.texts is None else fared(begun(scenario, one.texts), stages=1, **common)
     if two.texts is None or one.texts is None or later.texts is None:
         print(f"no verdict: two stages {two.why or 'ran'} {two.sites}; one {one.why or later.why or 'ran'}")
         return 3

@@ -95,7 +95,7 @@ def lines(folder: Path, release: str, place: Path) -> Iterator[tuple[str, bool]]
     target, draft = pair.folders
     followed = judged(plan, traces, target, draft)
     yield line(folder, "followed", followed), all(one.verdict.outcome is Outcome.PASS for one in followed)
-    with patch.object(oracle, "leant", lambda truth, *_: truth):
+    with patch.object(oracle, "with_turned_ties", lambda truth, *_: truth):
         plain = judged(plan, traces, target, draft)
     yield line(folder, "not followed", plain), any(one.verdict.outcome is Outcome.FAIL for one in plain)
     for name, other in misrouted(target, place / folder.name):

@@ -88,7 +88,7 @@ _LATENT_512: dict[str, Any] = {
     "kv_rank": 512,
     "nope": 128,
     "rotated": 64,
-    "value": 96,
+    "value": 128,  # fa3 takes these widths of heads only, those of published pairs
     "experts": 3,
     "upper_gain": 0.03,
 }
@@ -138,9 +138,9 @@ RECIPES: dict[str, Recipe] = {
         # Latent attention, and a NextN layer for a draft.
         LatentRecipe(name="mla-tiny", seed=20241228),
         # Widths that SGLang's kernels for GPUs are built for.
-        LatentRecipe(name="mla-latent512", seed=20261206, **_LATENT_512),
-        LatentRecipe(name="mla-next512", seed=20261207, **_LATENT_512),
-        LatentRecipe(name="mla-apart512", seed=20261208, **{**_APART, **_LATENT_512}),
+        LatentRecipe(name="mla-latent512", seed=20261209, **_LATENT_512),
+        LatentRecipe(name="mla-next512", seed=20261210, **_LATENT_512),
+        LatentRecipe(name="mla-apart512", seed=20261211, **{**_APART, **_LATENT_512, "value": 112}),
         # Recurrent states beside attention, and a NextN layer for a draft.
         HybridRecipe(name="hybrid-tiny", seed=20250911),
         DenseHybridRecipe(name="hybrid-dense", seed=20260216),

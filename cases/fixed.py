@@ -117,6 +117,8 @@ def _op_of(kind: str, *rids: str) -> Op:
         return steps(*map(int, rids))
     if kind in ("hold", "release", "fail", "drop"):
         return Op(kind="transfer", name=kind, rids=rids)
+    if kind == "update":
+        return Op(kind="update", name=rids[0])
     return Op.model_validate({"kind": kind, "rids": rids})
 
 

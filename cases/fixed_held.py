@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from cases.boots import SPELLED_BOOTS, Boot
+from cases.boots import BY_NAME, Boot
 from cases.fixed import DRAIN, submit
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
@@ -60,9 +60,9 @@ def _together(name: str, boot: Boot, asked: Asked, *wants: str) -> Scenario:
 def held_texts() -> Iterator[Scenario]:
     """Every kind of grammar and of stop string, over chains and trees; thoughts over the chain."""
     for name, prefix in (("texts", ""), ("texts-tree", "tree-")):
-        boot = SPELLED_BOOTS[name]
+        boot = BY_NAME[name]
         wants = ("first_token_by_grammar", "draft_off_grammar", "constrained_beside_free", "grammar_ends_text")
         yield _together(f"{prefix}grammars", boot, GRAMMARS, *wants)
         ended = () if prefix else ("stop_string_inside_run", "ended_by_stop_regex")
         yield _together(f"{prefix}strings", boot, STRINGS, *ended)
-    yield _together("thoughts", SPELLED_BOOTS["texts-thoughts"], THOUGHTS, "grammar_after_thoughts")
+    yield _together("thoughts", BY_NAME["texts-thoughts"], THOUGHTS, "grammar_after_thoughts")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cases.boots import MOST_WAITING, Boot
+from cases.boots import Boot
 from cases.fixed import never
 from cases.fixed_weights import update
 from cases.kit import CONTEXT, DECODING, LONGEST_PROMPT, MOST_NEW, Kit, Opening, template
@@ -401,7 +401,8 @@ def too_long_refused(kit: Kit) -> Opening:
 @template(fits=on("no priorities", "queue"))
 def full_queue_refused(kit: Kit) -> Opening:
     """One more than may wait, all at once: the last one."""
-    made = [kit.request(kit.prompt(kit.length(1, 20)), new=kit.new_tokens()) for _ in range(MOST_WAITING + 1)]
+    waiting = kit.boot.engine.max_queued_requests or 0
+    made = [kit.request(kit.prompt(kit.length(1, 20)), new=kit.new_tokens()) for _ in range(waiting + 1)]
     kit.timeline.arrive(0, *made[:-1], made[-1].model_copy(update={"expect": "refusal"}))
     return Opening(calm=2, protected=(made[-1].rid,))
 

@@ -45,6 +45,12 @@ class Sight:
         own = torch.block_diag(*(ancestors(parents) for _, parents in branches)).bool()  # type: ignore[no-untyped-call]
         return Sight(upto=torch.tensor(upto, device=device), own=own.to(device))
 
+    def of_kept(self) -> Sight:
+        """Of the kept rows alone: no row sees itself."""
+        return Sight(
+            upto=self.upto, own=torch.zeros(len(self.upto), len(self.upto), dtype=torch.bool, device=self.upto.device)
+        )
+
     def mask(self, rows: slice, kept: int) -> Tensor:
         """bool [b,kept+s]: whom the new rows `rows` see; s are all m new rows, or those up to `rows.stop` if causal."""
         upto = self.upto[rows, None]

@@ -76,8 +76,8 @@ class EngineView:
         self._uniforms = {
             (event.dp_rank, event.data["round"], rid): (event.data, own)
             for event in trace.events
-            if event.name == "coins"
-            for rid, own in event.data["coins"].items()
+            if event.name == "uniforms"
+            for rid, own in event.data["uniforms"].items()
         }
         self._again = {
             (event.dp_rank, event.data["round"], event.data["step"]): int(event.data["rows"])
@@ -206,7 +206,7 @@ class EngineView:
 
 
 def _uniforms(data: dict[str, Any], own: dict[str, Any], n: int) -> Uniforms | None:
-    """One request's share of an event 'coins'; None if there is not a number for each node."""
+    """One request's share of an event 'uniforms'; None if there is not a number for each node."""
     if len(own["nodes"]) != n:
         return None
     single, acc = data["thresholds"]

@@ -7,7 +7,8 @@ takes part in the choice only; ERNIE 4.5's technical report, the same bias over 
 per expert or all experts in one tensor.
 
 Routing is float32 or wider whatever the rows are, and only the rows that chose an expert go through it. A choice is
-discrete: rows whose scores nearly tie may go elsewhere in a narrower dtype, which is rounding (see reference.leaning).
+discrete: rows whose scores nearly tie may go elsewhere in a narrower dtype, which is rounding (see
+reference.routing_ties).
 
 Shapes: T rows, h hidden width, i width of an expert, E experts, k chosen ones.
 """
@@ -21,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from reference.leaning import settled
 from reference.model import RowWise, linear
+from reference.routing_ties import settled
 
 #: The scaled sigmoid that gpt-oss takes in place of SiLU's.
 SWIGLU_ALPHA = 1.702

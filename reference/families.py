@@ -256,11 +256,11 @@ def read_deepseek_sparse(raw: Raw) -> Family:
     for key in ("index_n_heads", "index_head_dim"):
         raw.get(key)
     family, most = read_deepseek(raw), raw["index_topk"]
-    latent = Latent.read(raw)
+    latent, shared = Latent.read(raw), bool(raw.get("index_share_for_mtp_iteration"))
     return replace(
         family,
         attention=lambda weights, prefix, number: AllChosen(
-            LatentAttention(weights, f"{prefix}self_attn.", latent), most
+            LatentAttention(weights, f"{prefix}self_attn.", latent), most, shared=shared and number is None
         ),
         unread=".self_attn.indexer.",
     )

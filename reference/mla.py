@@ -93,13 +93,20 @@ class LatentAttention:
 
 
 class AllChosen:
-    """A layer whose indexer chooses the best `most` rows (DeepSeek-V3.2), over texts of which that is every row."""
+    """A layer whose indexer chooses the best `most` rows (DeepSeek-V3.2), over texts of which that is every row.
 
-    def __init__(self, attention: LatentAttention, most: int) -> None:
-        self.attention, self.most = attention, most
+    shared: a next-token layer's steps attend what the last committed row before them chose, and so neither themselves
+    nor each other (GLM-5.2's `index_share_for_mtp_iteration`, as vllm-project/vllm 44420 and sgl-project/sglang 29787
+    describe it).
+    """
+
+    def __init__(self, attention: LatentAttention, most: int, *, shared: bool = False) -> None:
+        self.attention, self.most, self.shared = attention, most, shared
 
     def forward(self, x: Tensor, positions: Tensor, sight: Sight, kept: Kept | None) -> tuple[Tensor, Kept]:
         """See reference.model.Attends; CheckpointError for a row that sees more, since the choice is not built here."""
         if len(positions) and int(positions.max()) >= self.most:
             raise CheckpointError(f"a text is longer than index_topk, {self.most}: which rows are chosen is not built")
+        if self.shared and kept is not None:
+            sight = sight.of_kept()
         return self.attention.forward(x, positions, sight, kept)

@@ -28,13 +28,13 @@ from reference.expected import expected_accepts
 from reference.head_drafts import HeadDrafts
 from reference.languages import Language
 from reference.layer_drafts import LayerDrafts
-from reference.leaning import watched
 from reference.logit_rules import Rules
 from reference.logprobs import logprobs
 from reference.model import Head, Target
 from reference.mtp import MtpHead
 from reference.recurrent import Sums, recurrent_states, stacked
 from reference.rounds import Drafts, write
+from reference.routing_ties import watched
 from reference.rows import Writer
 from reference.timeline import RequestTimeline, timelines
 

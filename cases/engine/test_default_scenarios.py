@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from cases.boots import BOOTS
+from cases.boots import BY_NAME
 from cases.fixed import default_scenarios
 from cases.fixed_parts import parts
 from harness.checks.coverage import OWN_KERNEL, SUBJECTS
@@ -33,7 +33,7 @@ def test_engine_equals_the_reference(drive_scenario, release, scenario):
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("scenario", parts(BOOTS["plain"], only=("some-taken-back",)))
+@pytest.mark.parametrize("scenario", parts(BY_NAME["plain"], only=("some-taken-back",)))
 def test_what_is_taken_back_in_part_is_told_and_comes_back(drive_scenario, release, scenario):
     outcome = drive_scenario(scenario, engine=release)
     assert outcome.verdict.outcome is Outcome.PASS, outcome.verdict.reasons

@@ -3,7 +3,7 @@
 import pytest
 from packaging.version import Version
 
-from cases.boots import PD_BOOTS
+from cases.boots import BY_NAME
 from cases.engine.explained import explained
 from cases.families import FAMILIES
 from cases.generation import generate
@@ -54,7 +54,7 @@ def test_mutants_of_a_hand_over_are_killed(engines):
 @pytest.mark.engine(boot=BASE)
 def test_generated_hand_overs_pass_and_bring_about_what_they_ask_for(drive_scenario, release):
     met = set()
-    for scenario in generate(PD_BOOTS["pd"], count=len(possible(PD_BOOTS["pd"])), seed=7):
+    for scenario in generate(BY_NAME["pd"], count=len(possible(BY_NAME["pd"])), seed=7):
         outcome = drive_scenario(scenario, engine=release)
         known = explained(outcome, release, place="generated/disagg/pd")
         met.update(known)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cases.boots import BY_NAME
 from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS
 from harness.checks import CHECKS
@@ -13,7 +14,7 @@ from harness.search.scoreboard import EXCUSED, Fate
 SPREAD = (
     *("draft-position-late", "tail-chunk-border", "tail-after-retraction", "hidden-zeroed"),
     *("proposal-second-best-extend", "bonus-from-root", "slot-reused", "slot-not-freed"),
-    *("limit-off-by-one", "draft-step-skipped", "coins-of-neighbour"),
+    *("limit-off-by-one", "draft-step-skipped", "uniforms-of-neighbour"),
     *("verify-forgets-bias", "abort-forgotten"),
     *("logprob-of-previous-token", "logprob-sent-again", "verify-counted-twice"),
     *("read-one-slot-late", "cached-row-lost"),
@@ -41,7 +42,7 @@ def test_spread_of_mutants_is_killed_and_no_check_is_idle(engines):
 
 @pytest.mark.engine(boot=RANKS_BOOT)
 def test_what_an_idle_rank_does_wrong_is_killed_by_the_checks_of_ranks(engines, monkeypatch):
-    monkeypatch.setattr(engines, "assumed", ("F-007",))  # as `eaglecheck mutants` does
+    monkeypatch.setattr(engines, "assumed", BY_NAME["dp"].assumes)
     board = Campaign(engines, engines.default, [MUTANTS[name] for name in OF_RANKS]).run()
     assert board.unsound == (), "the engine must pass without a mutant, before and after"
     assert {score.mutant.id: score.why for score in board.scores if score.fate is not Fate.KILLED} == {}

@@ -107,7 +107,7 @@ def test_an_artifact_of_a_night_replays_where_it_is_unpacked(commands_on_live_en
 )
 def test_an_engine_that_crashes_or_hangs_makes_a_night_red(engines, release, tmp_path, monkeypatch, number, kind):
     if number == signal.SIGSTOP:  # stands for a loop without end: what distinguishes the two is disabled
-        monkeypatch.setattr("harness.engines.endings.stopped", lambda _pid: False)
+        monkeypatch.setattr("harness.engines.exits.stopped", lambda _pid: False)
         monkeypatch.setattr("harness.engines.side.STEP_SECONDS", 2.0)
     _, night = drive_night(Lent(engines, number), tmp_path, fixed(release, SCENARIO), repeats=0)
     found = judge(night, past=[], known=[], today=nights.TODAY)

@@ -6,14 +6,14 @@ import signal
 import pytest
 from packaging.version import Version
 
-from cases.boots import DP_BOOTS
+from cases.boots import BY_NAME
 from cases.families import FAMILIES
 from cases.meta.processes import survivors, tree
 from harness.contract.types import Kind, Outcome
 
 FAMILY = {scenario.name: scenario for scenario in FAMILIES["dp"].scenarios}
 BOOT = FAMILY["uneven-batches"].boot_key()
-ASSUMED = DP_BOOTS["dp"].assumes
+ASSUMED = BY_NAME["dp"].assumes
 STUCK = 4  # both ranks have verified by then
 
 
@@ -38,20 +38,10 @@ def test_neighbours_change_nothing(engines, release, monkeypatch, name):
 
 @pytest.mark.engine(boot=BOOT, ends_it=True)
 @pytest.mark.usefixtures("_since")
-def test_idle_rank_that_dies_is_named_with_its_round_and_place(engines, release):
-    outcome = engines(FAMILY["other-rank-idle"], engine=release, fresh=True)
-    assert outcome.verdict.outcome is Outcome.FAIL
-    first = outcome.first
-    assert (first.kind, first.key.dp_rank, first.round) == (Kind.CRASH, 1, 1)
-    assert "init_forward_metadata" in first.signature
-
-
-@pytest.mark.engine(boot=BOOT, ends_it=True)
-@pytest.mark.usefixtures("_since")
 def test_rank_that_hangs_is_named_with_its_last_forward_and_every_process_ends(engines, release, monkeypatch):
     monkeypatch.setattr(engines, "assumed", ASSUMED)
     # SIGSTOP stands for a collective that nobody else enters: what distinguishes the two is disabled.
-    monkeypatch.setattr("harness.engines.endings.stopped", lambda _pid: False)
+    monkeypatch.setattr("harness.engines.exits.stopped", lambda _pid: False)
     scenario = FAMILY["abort-leaves-idle"]
     engine = engines.use(engines.launch(scenario, engine=release))
     stuck = next(rank for rank in engine.handshakes if rank["dp_rank"] == 1)
@@ -68,3 +58,13 @@ def test_rank_that_hangs_is_named_with_its_last_forward_and_every_process_ends(e
     assert (first.key.dp_rank, str(first.key.phase)) == (1, "EXTEND")
     assert first.round >= STUCK - 1
     assert survivors(processes) == []
+
+
+@pytest.mark.engine(boot=BOOT, ends_it=True)
+@pytest.mark.usefixtures("_since")
+def test_idle_rank_that_dies_is_named_with_its_round_and_place(engines, release):
+    outcome = engines(FAMILY["other-rank-idle"], engine=release, fresh=True)
+    assert outcome.verdict.outcome is Outcome.FAIL
+    first = outcome.first
+    assert (first.kind, first.key.dp_rank, first.round) == (Kind.CRASH, 1, 1)
+    assert "init_forward_metadata" in first.signature

@@ -25,7 +25,7 @@ def test_every_sampled_round_is_what_its_uniforms_decide_and_greedy_neighbours_s
 ):
     outcome = drive_scenario(scenario, engine=release)
     assert outcome.passed, outcome.verdict.reasons
-    uniforms = [event.data["coins"] for event in outcome.trace.named("coins")]
+    uniforms = [event.data["uniforms"] for event in outcome.trace.named("uniforms")]
     sampled = {request.rid for request in scenario.requests if request.temperature > 0}
     assert sampled <= set().union(*uniforms)
     drawn = outcome.trace.rows.strings["rid"][outcome.trace.rows.strings["phase"] == Phase.ACCEPT]

@@ -44,7 +44,7 @@ class FreeSession(ReferenceSession):
         """Speculate freely and alone: the prompt in chunks of `chunk`, then decode rounds until the request ends.
 
         rules: those of the request where it has a grammar, or ends at more than its stop ids.
-        uniform: where uniform numbers come from, for a request with a temperature; each round's are an event 'coins'.
+        uniform: where uniform numbers come from, for a request with a temperature; events 'uniforms' hold each round's.
         ValueError if this kind of draft draws none.
         """
         if uniform is not None and isinstance(self.head, MtpHead):
@@ -129,6 +129,6 @@ def _uniforms_event(part: Part, numbers: Uniforms) -> Event:
         "round": part.record.index,
         "rule": "reference",
         "thresholds": [numbers.threshold_single, numbers.threshold_acc],
-        "coins": {part.rid: {"nodes": list(numbers.nodes), "final": numbers.final}},
+        "uniforms": {part.rid: {"nodes": list(numbers.nodes), "final": numbers.final}},
     }
-    return Event(name="coins", scheduler_step=part.record.scheduler_step, dp_rank=part.record.dp_rank, data=data)
+    return Event(name="uniforms", scheduler_step=part.record.scheduler_step, dp_rank=part.record.dp_rank, data=data)

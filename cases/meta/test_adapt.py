@@ -10,7 +10,7 @@ from cases.fixed import default_scenarios
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.usage import UsageError
 from harness.driving.adapt import Wanted, adapted
-from harness.driving.refusals import check_possible, refusal, undrawn
+from harness.driving.refusals import check_possible, refusal, unattended, undrawn
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import GRAPH_SIZES, build_launch, dtype_on
 
@@ -129,6 +129,25 @@ def test_overlap_on_a_gpu_is_what_the_release_does_by_default(launched):
 @pytest.mark.parametrize(("given", "level"), [(True, "full"), (False, "off")])
 def test_an_engine_has_a_probe_or_none(given, level, launched):
     assert launched(device="cpu", probe=given)["probe"] == level
+
+
+def test_attention_through_flashinfer_is_refused_where_a_bundle_lacks_its_sources(tmp_path):
+    env = EngineEnv(version="0.5.23", python=tmp_path, pythonpath=(tmp_path,), torch="2", ready=True, unpacked=True)
+    asked = adapted([SCENARIO], Wanted(attention_backend="flashinfer"), device="cuda")[0]
+    assert "--part flashinfer" in unattended(asked, env)
+    assert "a compiler that it has a stub of" in unattended(asked, replace(env, own_torch=True))
+    assert not unattended(SCENARIO, env)
+    assert not unattended(asked, replace(env, unpacked=False))
+    source = tmp_path / "flashinfer" / "data" / "csrc" / "batch_decode.cu"
+    source.parent.mkdir(parents=True)
+    source.touch()
+    assert not unattended(asked, env)
+
+
+def test_a_stream_for_plans_is_refused_on_a_cpu():
+    asked = adapted([SCENARIO], Wanted(enable_overlap_plan_stream=True), device="cpu")[0]
+    assert "there are no streams on a CPU" in refusal(asked, version="0.5.23", device="cpu")
+    assert not refusal(asked, version="0.5.23", device="cuda")
 
 
 def test_what_a_bundle_without_flashinfer_cannot_draw_is_refused(tmp_path):

@@ -7,7 +7,7 @@ from itertools import cycle
 import pytest
 from pydantic import ValidationError
 
-from cases.boots import ADAPTIVE
+from cases.boots import BY_NAME
 from cases.checkpoints import make
 from cases.meta import handmade
 from cases.meta.judged import roots, with_round
@@ -17,6 +17,8 @@ from harness.checks import judge
 from harness.contract.settings import SpecConfig
 from reference.eagle1 import DraftHead
 from reference.pairs import paper_target as load_target
+
+ADAPTIVE = BY_NAME["adaptive"].spec
 
 
 class Changing(FreeSession):

@@ -508,10 +508,10 @@ def test_equal_logits_are_a_tie_only_where_uniforms_decide_the_batch(made, drawn
     engine.rows.ints["input_id"][row] = other
     if equal:
         engine.rows.lists["top_logits"][root][1] = engine.rows.lists["top_logits"][root][0]
-    coins = Event(
-        name="coins", scheduler_step=0, data={"round": number, "coins": {}, "thresholds": (1.0, 1.0), "rule": ""}
+    uniforms = Event(
+        name="uniforms", scheduler_step=0, data={"round": number, "uniforms": {}, "thresholds": (1.0, 1.0), "rule": ""}
     )
-    engine = replace(engine, events=(*engine.events, coins) if drawn else engine.events)
+    engine = replace(engine, events=(*engine.events, uniforms) if drawn else engine.events)
     result = run_check(CHECKS["walk"], gather(scenario, engine, None))
     assert (key in [one.key for one in result.divergences if one.hint == "wrong-token"]) == found
     assert [(tie.expected, tie.observed) for tie in result.ties] == ([] if found else [(best, other)])

@@ -48,6 +48,7 @@ def test_the_reference_sees_when_rows_that_came_back_had_left_by_way_of_storage_
 GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5)
 HIT = (prefill(0, ("r1", 4, 1, False)), prefill(1, ("r1", 5, 1, True)))
 LOADED = copied(0, "loaded", [0, 1], [7, 8], "r1")
+EVERYTHING = copied(0, "loaded", [0, 1, 2, 3], [6, 7, 8, 9], "r1")
 
 
 @pytest.mark.parametrize(
@@ -55,9 +56,11 @@ LOADED = copied(0, "loaded", [0, 1], [7, 8], "r1")
     [
         ("host_written_back", HIT, copied(0, "stored", [0, 1], [7, 8]), LOADED),
         ("host_hit", HIT, LOADED, copied(0, "loaded", [0, 1], [7, 8], "r0")),
+        ("host_hit", HIT, copied(0, "loaded", [], [], "r1", windows=2), copied(0, "loaded", [], [], "r1", windows=0)),
         ("host_hit_in_windows", HIT, copied(0, "loaded", [], [], "r1", windows=2), LOADED),
         ("host_hit_in_chunks", HIT, LOADED, copied(0, "stored", [0, 1], [7, 8])),
-        ("host_hit_in_part", HIT, LOADED, copied(0, "loaded", [0, 1, 2, 3], [6, 7, 8, 9], "r1")),
+        ("host_hit_in_part", HIT, copied(0, "loaded", [], [], "r1", windows=2), EVERYTHING),
+        ("host_hit_in_part", HIT, LOADED, EVERYTHING),
         (
             "host_hit_retracted",
             (prefill(0, ("r1", 0, 6, True)), decode(1, ("r1", 6, 1)), record(2, "PREFILL", [("r1", 1, 4, 3, True)])),

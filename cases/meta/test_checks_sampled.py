@@ -82,9 +82,9 @@ def with_margin(reference, margin, *committed):
     )
 
 
-def with_coins(trace, change):
-    """The trace with every event 'coins' given to `change`, which returns one or None."""
-    events = [change(event) if event.name == "coins" else event for event in trace.events]
+def with_uniforms(trace, change):
+    """The trace with every event 'uniforms' given to `change`, which returns one or None."""
+    events = [change(event) if event.name == "uniforms" else event for event in trace.events]
     return replace(trace, events=tuple(event for event in events if event is not None))
 
 
@@ -123,23 +123,23 @@ def test_a_walk_that_other_uniforms_decided_is_found(pair, sampled, uniform):
     def other(event):
         own = {
             rid: {"nodes": [uniform] * len(one["nodes"]), "final": one["final"]}
-            for rid, one in event.data["coins"].items()
+            for rid, one in event.data["uniforms"].items()
         }
-        return replace(event, data={**event.data, "coins": own})
+        return replace(event, data={**event.data, "uniforms": own})
 
-    divergences = judged(pair, scenario, with_coins(trace, other))[1]
+    divergences = judged(pair, scenario, with_uniforms(trace, other))[1]
     assert "sampled-other-token" in {found.hint for found in divergences}
 
 
 def test_thresholds_that_nobody_set_are_found(pair, sampled):
     scenario, trace = sampled
-    generous = with_coins(trace, lambda event: replace(event, data={**event.data, "thresholds": [0.05, 1.0]}))
+    generous = with_uniforms(trace, lambda event: replace(event, data={**event.data, "thresholds": [0.05, 1.0]}))
     assert judged(pair, scenario, generous)[1]
 
 
 def test_a_walk_without_uniforms_is_unknown(pair, sampled):
     scenario, trace = sampled
-    verdict, divergences = judged(pair, scenario, with_coins(trace, lambda _event: None))
+    verdict, divergences = judged(pair, scenario, with_uniforms(trace, lambda _event: None))
     assert divergences == []
     assert verdict.outcome is Outcome.UNKNOWN
     assert "sampled acceptance of a not judged: the probe saw no uniforms of it" in verdict.reasons

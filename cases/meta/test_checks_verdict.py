@@ -265,6 +265,12 @@ def test_finding_is_a_consequence_only_if_all_of_it_is():
     assert [finding.consequence_of for finding in one] == [None, cause.signature]
 
 
+#: The last draft input of a chunk (F-060), and a later verify whose tree is the best by the engine's own scores.
+TAIL = divergence(kind=Kind.EXTEND_INPUT, check="inputs", phase="DRAFT_PREFILL", hint="chunk-tail-target-guess")
+TREE = [
+    divergence(kind=kind, check="verify", phase="VERIFY", hint=hint, policy=Policy.TIE, round=2, committed=9)
+    for kind, hint in ((Kind.TOKEN, "reference-input"), (Kind.PARENT, "reference-parent"), (Kind.POSITION, "one-ahead"))
+]
 SLOT = divergence(kind=Kind.CACHE_SLOT, check="slots", phase="VERIFY", hint="owned-by-another")
 
 
@@ -274,8 +280,18 @@ SLOT = divergence(kind=Kind.CACHE_SLOT, check="slots", phase="VERIFY", hint="own
         ([divergence(round=1), soft(round=1, step=1), soft(round=2, committed=7)], [False, True, False]),
         ([SLOT, soft(rid="r7", round=3), soft(rid="r7", dp_rank=1, round=3)], [False, True, False]),
         ([divergence(phase="PREFILL"), divergence(phase="EXTEND", round=4)], [False, False]),
+        ([TAIL, *TREE], [False, True, True, True]),
+        ([TAIL, *(replace(one, policy=Policy.EXACT) for one in TREE)], [False, False, True, True]),
+        ([TAIL, *(replace(one, key=replace(one.key, rid="r7")) for one in TREE)], [False, False, True, True]),
     ],
-    ids=["a draft step only its own round", "an overwritten slot all of its rank", "exact ones never follow"],
+    ids=[
+        *("a draft step only its own round", "an overwritten slot all of its rank", "exact ones never follow"),
+        *(
+            "a draft's cache the trees of later rounds",
+            "but no tree that its scores do not say",
+            "nor another request's",
+        ),
+    ],
 )
 def test_what_a_divergence_explains(found, caused):
     assert [bool(one.cause) for one in settle(found, scheduler_steps={})] == caused

@@ -215,7 +215,7 @@ HAVING = {
     ),
 }
 
-DRAWN = Event(name="coins", scheduler_step=1, data={"round": 1})
+DRAWN = Event(name="uniforms", scheduler_step=1, data={"round": 1})
 HAVING |= {f"verify_by_{key}": (trace(decode(1, ("r0", 4, 1), ("r1", 6, 1)), events=(DRAWN,)), 1) for key in rules.KEYS}
 HAVING |= {
     "first_token_by_rule": (trace(prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True))), 1),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from cases.boots import TREES
+from cases.boots import BY_NAME
 from cases.families import FAMILIES
 from cases.generation import generate, greedy
 from cases.meta import pretended_engine, results
@@ -96,11 +96,11 @@ def test_another_seed_boots_others_and_boots_that_are_named_all_boot(driven):
 def test_boots_are_named_and_what_they_need_is_assumed(driven, tmp_path):
     done, (plan,) = driven("--family", "tree", "--boot", "deep-tree", "--examples", "3", "--json", "found.json")
     assert done.exit_code == 0, done.output
-    assert {one.boot_key() for one in plan.scenarios} == {TREES["deep-tree"].boot_key()}
-    assert (len(plan.scenarios), plan.setup.assumed, plan.box) == (3, TREES["deep-tree"].assumes, None)
+    assert {one.boot_key() for one in plan.scenarios} == {BY_NAME["deep-tree"].boot_key()}
+    assert (len(plan.scenarios), plan.setup.assumed, plan.box) == (3, BY_NAME["deep-tree"].assumes, None)
     assert "F-003" in plan.setup.assumed
     seed = json.loads((tmp_path / "found.json").read_text())["seed"]
-    assert plan.scenarios == tuple(generate(TREES["deep-tree"], count=3, seed=seed))
+    assert plan.scenarios == tuple(generate(BY_NAME["deep-tree"], count=3, seed=seed))
     assert f"--seed {seed}" in done.output
 
 

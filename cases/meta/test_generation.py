@@ -8,18 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases.boots import (
-    ADAPTER_BOOTS,
-    BOOTS,
-    DP_BOOTS,
-    HOSTED,
-    MIXED_BOOTS,
-    PD_BOOTS,
-    RANKED_PAIR,
-    STATES,
-    TREES,
-    WEIGHT_BOOTS,
-)
+from cases.boots import BY_NAME, OF_FAMILY
 from cases.generation import BESIDE_TOKENS, MOST_REQUESTS, build, generate, greedy, scenarios
 from cases.kit import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life, turns
 from cases.templates_handoff import MOST
@@ -31,21 +20,23 @@ from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.coverage import POINTS, Where, names
 
-OTHERS = (ADAPTER_BOOTS["lora"], WEIGHT_BOOTS["weights-tp"], HOSTED["hicache-pages"])
-ALL_BOOTS = [*OTHERS, *BOOTS.values(), *TREES.values(), *DP_BOOTS.values(), *PD_BOOTS.values(), RANKED_PAIR, STATES]
+BOOTS = [boot for boot in OF_FAMILY["eagle"] if boot.works_on("0")]
+TREES = OF_FAMILY["tree"]
+OTHERS = [BY_NAME[name] for name in ("lora", "weights-tp", "hicache-pages", "pd-ranks", "states")]
+ALL_BOOTS = [*BOOTS, *TREES, *OF_FAMILY["dp"], *OF_FAMILY["disagg"], *OTHERS]
 EVERY_BOOT = pytest.mark.parametrize("boot", ALL_BOOTS, ids=lambda boot: boot.name)
 
 
 @functools.cache
 def some(name, count=60, seed=5):
     """Drawn once for every test that only looks at them."""
-    return generate(next(boot for boot in ALL_BOOTS if boot.name == name), count=count, seed=seed)
+    return generate(BY_NAME[name], count=count, seed=seed)
 
 
 def test_log_probabilities_are_asked_for_only_of_texts_that_one_model_writes():
     asked = Counter()
     for seed in range(40):
-        made = build(Random(seed), WEIGHT_BOOTS["weights"], template="updated_while_running")
+        made = build(Random(seed), BY_NAME["weights"], template="updated_while_running")
         kinds = [op.kind for op in made.script]
         later = {rid for op in made.script[kinds.index("update") :] for rid in op.rids}
         for one in made.requests:
@@ -57,7 +48,7 @@ def test_log_probabilities_are_asked_for_only_of_texts_that_one_model_writes():
 
 def test_no_log_probabilities_keep_a_batch_from_being_mixed():
     """SGLang mixes no batch of requests that ask for them."""
-    made = [build(Random(seed), MIXED_BOOTS["mixed"], template="mixed_batch") for seed in range(40)]
+    made = [build(Random(seed), BY_NAME["mixed"], template="mixed_batch") for seed in range(40)]
     assert not any(one.return_logprob for scenario in made for one in scenario.requests)
     assert any(request.asked for scenario in made for request in scenario.requests)
 
@@ -65,7 +56,7 @@ def test_no_log_probabilities_keep_a_batch_from_being_mixed():
 def test_nothing_comes_between_a_pause_and_who_goes_on_behind_it():
     """Else another rank's prompts may hold the request until it is taken back."""
     for seed in range(40):
-        kinds = [op.kind for op in build(Random(seed), DP_BOOTS["dp"], template="pause_resume").script]
+        kinds = [op.kind for op in build(Random(seed), BY_NAME["dp"], template="pause_resume").script]
         assert kinds[:5] == ["submit", "step", "pause", "step", "resume"]
         assert kinds[5] in ("step", "drain")
 
@@ -140,7 +131,7 @@ def test_requests_of_any_program_ask_for_what_comes_back_and_need_no_other_batch
 
 
 def test_what_a_witness_follows_is_the_same_batches_of_greedy_tokens():
-    whole = some("plain", count=len(possible(BOOTS["plain"])))
+    whole = some("plain", count=len(possible(BY_NAME["plain"])))
     left = {one.name: one for one in greedy(whole)}
     beside = {"verify_by_top_p", "accepted_run_logprobs"}
     assert (
@@ -159,7 +150,7 @@ def test_what_a_template_asks_for_is_judged_beside_whatever_is_drawn():
     assert not any({*LOOSE} & {*request.asked} for request in asking)
 
 
-@pytest.mark.parametrize("boot", [*BOOTS, *TREES])
+@pytest.mark.parametrize("boot", [boot.name for boot in (*BOOTS, *TREES)])
 def test_one_request_of_every_program_is_verified_token_by_token(boot):
     """What samples, stops or has rules of its own is judged otherwise, or by a replacement kernel not at all."""
     for scenario in some(boot, count=200):
@@ -175,7 +166,7 @@ def test_nobody_asks_for_log_probabilities_that_nothing_judges(boot):
 
 
 def test_ranks_are_drawn_where_there_are_several_and_a_template_keeps_its_own():
-    drawn = some("dp", count=4 * len(possible(DP_BOOTS["dp"])))
+    drawn = some("dp", count=4 * len(possible(BY_NAME["dp"])))
     assert {request.dp_rank for scenario in drawn for request in scenario.requests} == {0, 1}
     uneven = [scenario for scenario in drawn if scenario.wants == ("uneven_ranks",)]
     assert uneven
@@ -192,7 +183,7 @@ def test_requests_handed_over_beside_a_template_have_every_fate():
     assert {"hold", "release", "fail", "drop", "abort"} <= kinds
 
 
-@pytest.mark.parametrize("boot", BOOTS.values(), ids=lambda boot: boot.name)
+@pytest.mark.parametrize("boot", BOOTS, ids=lambda boot: boot.name)
 def test_aborted_requests_surely_live_when_the_abort_comes(boot):
     """SGLang may or may not pass on an abort of a request that has just ended, so such a program would not repeat."""
     every = []

@@ -13,6 +13,7 @@ from harness.both_sides.mutants import MUTANTS
 from harness.both_sides.wire import named, read
 from harness.driving.rounds import Unpacker
 from harness.driving.row_arrays import best_first, without_padding
+from harness.engine_side.host.scheduler_hooks import keep_from_compiling
 from harness.engine_side.mutants.graphs import GraphMutants, inside_graphs
 from harness.engine_side.probes import captured_graph
 from harness.engine_side.probes.captured_graph import Arena, CapturedGraph
@@ -451,3 +452,22 @@ def test_buffers_last_where_there_is_room_for_them(monkeypatch):
     assert [record.lasting for record in records] == [True, True, False]
     assert [record.buffer.view(torch.int64).tolist() for record in records] == [[1, 2], [3, 4], [5, 6, 7, 8, 9, 10]]
     assert not closed(None, [1]).lasting
+
+
+def test_what_is_compiled_of_a_model_is_the_model_alone():
+    """torch.compile is given one graph of what SGLang wrote, and the copies around it are made as ever."""
+    found = []
+
+    def backend(module, _inputs):
+        found.append([node.target for node in module.graph.nodes if node.op.startswith("call")])
+        return module.forward
+
+    probe = GraphProbe()
+    keep_from_compiling(probe)
+    probe._open = CapturedGraph()
+    forward = probe._watched(Model().forward, SimpleNamespace(is_draft_worker=True))
+    batch = batch_of([3, 4], [7, 9], size=2)
+    torch.compile(torch.no_grad()(forward), backend=backend)(torch.tensor([3, 4]), batch.positions, batch)
+    assert len(found) == 1
+    assert torch.cat not in found[0]
+    assert [call.what for call in probe._open.calls] == ["forward"]

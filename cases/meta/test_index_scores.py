@@ -25,6 +25,7 @@ def test_a_score_is_the_sum_over_heads_of_a_weight_times_relu_and_the_keys_scale
     scales, weights = drawn(5).abs(), drawn(2, HEADS)
     starts, ends = torch.tensor([0, 1]), torch.tensor([3, 5])
     found = fp8_mqa_logits(q, (k, scales), weights, starts, ends, clean_logits=False)
+    assert (found.shape, found.stride()) == ((2, 5), (64, 1))
     for row in range(2):
         for key in range(5):
             products = [max(0.0, float(q[row, one].float() @ k[key].float())) for one in range(HEADS)]

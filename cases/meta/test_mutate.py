@@ -28,6 +28,7 @@ from harness.search.faults import draw
 from harness.search.mutate import Hunt
 from harness.search.operators import changes
 from harness.search.tasks import ASKING, Place, Task, Waiting, rounds, together
+from harness.search.workers import Boot
 from reports.page import Beside, render_page
 from reports.reading import read_report
 
@@ -250,6 +251,20 @@ def test_lines_inside_and_outside_of_captures_are_drawn_from_apart():
     followed = Followed.of([one, other])
     assert followed.ran == {"f.py": {1: {}}}
     assert followed.captured == {"f.py": {2: {}}, "g.py": {9: {}}}
+
+
+def test_the_canary_is_tried_once_in_each_boot_configuration_in_the_quickest_scenario_that_passes():
+    sound = Sound(scenario=default_scenarios()[0], family="eagle", kind="", rows="x")
+    slow, quick, failed = (
+        One(sound=sound.model_copy(update=changes), ran={})
+        for changes in ({"seconds": 9.0}, {"seconds": 3.0}, {"seconds": 1.0, "why": "FAIL"})
+    )
+    boot = Boot(known=(slow,), unknown=(), canary=True)
+    assert boot.unwatched([failed, quick]) is quick
+    assert Boot(known=(failed,), unknown=(), canary=True).unwatched() is None
+    assert Boot(known=(slow,), unknown=(), canary=False).unwatched([quick]) is None
+    tried = slow.model_copy(update={"sound": slow.sound.model_copy(update={"canary": False})})
+    assert Boot(known=(tried,), unknown=(), canary=True).unwatched([quick]) is None
 
 
 def test_several_changes_of_a_file_are_made_where_each_would_be():

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from cases import known
-from cases.boots import BOOTS
+from cases.boots import OF_FAMILY
 from cases.catalogue import CaseError, load
 from cases.families import FAMILIES
 from cases.meta import nights, pretended_engine
@@ -156,6 +156,16 @@ def test_engines_that_do_not_start_make_a_night_red_with_the_end_of_their_log(wo
     assert (document["outcome"], document["reported"]) == ("UNKNOWN", 4)
     assert "1 of 1 scenarios of 0.5.13/case/pr25015 have no verdict: the engine ended with code 1" in done.stdout
     assert "No module named 'sglang'" in document["cells"][0]["reasons"][0]
+
+
+def test_a_shard_asks_for_the_releases_of_its_own_cells_only(work, monkeypatch):
+    """Others may still be on their way to the machine."""
+    asked, there = [], nightly.prepare.engine_environment
+    monkeypatch.setattr(nightly.prepare, "engine_environment", lambda *given: asked.append(given[0]) or there(*given))
+    assert call(*NIGHT, "--shard", "1/2").exit_code == 0
+    assert asked == ["0.5.13"]
+    call(*NIGHT)
+    assert asked == ["0.5.13", "0.5.13", "0.5.23"]
 
 
 # A full disk
@@ -411,7 +421,7 @@ def test_a_release_gets_only_the_cells_it_is_new_enough_for():
     assert "fixed/mtp/layers" in names("0.5.17")
     assert not [name for name in names("0.5.13") if "/mtp" in name]
     assert "generated/tree/tree" not in names("0.5.12.post1")
-    assert {f"generated/eagle/{boot}" for boot in BOOTS} <= names("0.5.11")
+    assert {f"generated/eagle/{boot.name}" for boot in OF_FAMILY["eagle"] if boot.works_on("0")} <= names("0.5.11")
 
 
 def test_a_night_that_never_finished_is_named_and_counts_for_nothing(work):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cases.boots import BOOTS
+from cases.boots import BY_NAME
 from cases.families import FAMILIES
 from cases.meta import results
 from cases.meta.nights import AHEAD
@@ -137,7 +137,7 @@ def drawn(monkeypatch):
     monkeypatch.setattr("cases.generation.generate", lambda _boot, **_o: [results.named(one) for one in "abc"])
 
     def cell(seconds):
-        draw = cells.Draw(boot=BOOTS["plain"], count=3, seconds=seconds, seed=1)
+        draw = cells.Draw(boot=BY_NAME["plain"], count=3, seconds=seconds, seed=1)
         return cells.Cell(engine="0.5.13", kind="generated", name="eagle/plain", draw=draw)
 
     return cell

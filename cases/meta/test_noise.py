@@ -90,7 +90,7 @@ def test_a_second_run_that_is_exact_by_luck_does_not_forbid_rounding():
     assert judged(truth[4:5], own[4:5], truth[4:5] * (1 + ROUNDING / 4)).passed.all()
 
 
-def test_rows_that_drown_in_rounding_do_not_count_as_compared():
+def test_rows_that_rounding_makes_indistinct_do_not_count_as_compared():
     errors = judged(*rows(30, 64, noise=0.3))
     assert errors.passed.all()
     assert not errors.comparable.any()

@@ -20,7 +20,7 @@ class Side:
         for rank in range(ranks):
             hello = {"side": name, "hooks_missing": [name], "replaced": [], "rank": rank}
             self.ranks.append(Peer(sock=None, hello=hello))
-        self.process, self.endings, self.boot_seconds, self.lease = None, None, 1.0, {}
+        self.process, self.exits, self.boot_seconds, self.lease = None, None, 1.0, {}
         self.launch = Launch(python=Path("p"), pythonpath=(), boot={"handoff": {"side": name}})
         self.closed = self.falls = False
 

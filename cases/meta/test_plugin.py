@@ -14,7 +14,7 @@ from cases.families import FAMILIES, SOME
 from cases.meta.processes import survivors
 from harness.cli.programs import choose_scenarios
 from harness.night.cells import Limits, plan
-from harness.suite.census import INCOMPLETE, Census
+from harness.suite.completeness import INCOMPLETE, Completeness
 
 HOST = Path(__file__).with_name("pretended_host.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,13 +157,16 @@ def test_one(engines):
     assert done.returncode == 0, done.stdout
 
 
-def test_failing_test_names_the_divergence_and_what_to_type(session, tmp_path):
-    done = session(FAILING)
+def test_failing_test_names_the_divergence_and_what_to_type_and_junit_says_the_same(session, tmp_path):
+    done = session(FAILING, f"--junitxml={tmp_path / 'out.xml'}")
     assert done.returncode == 1
     assert "draft position differs" in done.stdout
     (folder,) = (tmp_path / "runs" / "reproducers").iterdir()
     assert f"eaglecheck recheck {folder}" in done.stdout
     assert f"eaglecheck replay {folder}" in done.stdout
+    found = {one.get("name"): one.get("value") for one in ElementTree.parse(tmp_path / "out.xml").iter("property")}
+    assert (found["eaglecheck.engine"], found["eaglecheck.verdict"]) == ("0.5.13", "FAIL")
+    assert found["eaglecheck.signature"] == "POSITION:positions:DRAFT:one-ahead"
 
 
 def test_tests_of_a_release_and_of_a_boot_run_together_those_that_end_their_engine_and_those_of_many_last(session):
@@ -243,8 +246,8 @@ def test_session_that_lost_a_report_fails_although_every_reported_test_passed(se
 import pytest
 @pytest.fixture(autouse=True)
 def lost(request):
-    from harness.suite.plugin import CENSUS
-    request.config.stash[CENSUS].plan(["test_inner.py::test_one", "test_inner.py::test_gone"])
+    from harness.suite.plugin import COMPLETENESS
+    request.config.stash[COMPLETENESS].plan(["test_inner.py::test_one", "test_inner.py::test_gone"])
 def test_one(): pass
 """
     done = session(text)
@@ -269,21 +272,14 @@ def test_same_id_planned_twice_may_be_reported_twice(session):
 
 
 def test_report_that_nobody_planned_is_an_error():
-    census = Census()
-    census.plan(["a", "b"])
+    completeness = Completeness()
+    completeness.plan(["a", "b"])
     for name in ("a", "b", "b", "c"):
-        census.report(name)
-    assert census.faults() == [
+        completeness.report(name)
+    assert completeness.faults() == [
         "incomplete: 1 test reported more than once: b",
         "incomplete: 1 test reported and never planned: c",
     ]
-
-
-def test_junit_says_which_engine_a_test_drove_and_what_it_found(session, tmp_path):
-    session(FAILING, f"--junitxml={tmp_path / 'out.xml'}")
-    found = {one.get("name"): one.get("value") for one in ElementTree.parse(tmp_path / "out.xml").iter("property")}
-    assert (found["eaglecheck.engine"], found["eaglecheck.verdict"]) == ("0.5.13", "FAIL")
-    assert found["eaglecheck.signature"] == "POSITION:positions:DRAFT:one-ahead"
 
 
 #: A test a scenario of a family, and one that has nothing to do with families.

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,7 @@ from cases.meta import pretended_sglang
 from cases.meta.pretended_card import H100, IDLE, IDLE_SECOND, app, used
 from cases.meta.test_plugin import session  # noqa: F401
 from harness.both_sides import lease_files
+from harness.suite.plugin import pytest_xdist_auto_num_workers
 
 #: An inner test asks for an engine by its boot configuration; who booted what is written down.
 INNER = """
@@ -58,30 +60,48 @@ def held(machine):
 PLAIN = "def test_one(): pass\n"
 
 
+def workers(device, share=None):
+    """What `-n auto` is with these options; None leaves it to xdist."""
+    given = {"--device": device, "--gpu-share": share}
+    return pytest_xdist_auto_num_workers(SimpleNamespace(getoption=given.__getitem__))
+
+
+@pytest.fixture(autouse=True)
+def _outer_session_says_nothing(monkeypatch):
+    monkeypatch.delenv("PYTEST_XDIST_AUTO_NUM_WORKERS", raising=False)
+
+
 @pytest.mark.parametrize(
-    ("cards", "others", "share", "named", "workers"),
+    ("cards", "others", "share", "named", "count"),
     [
-        ([IDLE], 0, "39", {}, "2 workers"),
-        ([IDLE], 0, "79", {}, "1 worker"),
-        ([IDLE, IDLE_SECOND], 0, "39", {}, "4 workers"),
-        ([used(45000)], 0, "30", {}, "1 worker"),
-        ([IDLE], 79 * 1024, "39", {}, "1 worker"),  # which waits
-        ([IDLE], 0, "39", {"PYTEST_XDIST_AUTO_NUM_WORKERS": "3"}, "3 workers"),
+        ([IDLE], 0, 39.0, {}, 2),
+        ([IDLE], 0, 79.0, {}, 1),
+        ([IDLE, IDLE_SECOND], 0, 39.0, {}, 4),
+        ([used(45000)], 0, 30.0, {}, 1),
+        ([IDLE], 79 * 1024, 39.0, {}, 1),  # which waits
+        ([IDLE], 0, 39.0, {"PYTEST_XDIST_AUTO_NUM_WORKERS": "3"}, None),
     ],
     ids=["two-shares", "one-share", "two-cards", "half-used", "leased-to-others", "a-number-is-named"],
 )
-def test_n_auto_is_one_worker_a_lease_that_is_to_be_had(run, machine, cards, others, share, named, workers):
+def test_n_auto_is_one_worker_a_lease_that_is_to_be_had(monkeypatch, machine, cards, others, share, named, count):
     machine.say(cards=cards)
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
     with open(lease_files.hold(str(machine.leases), H100, 0, share=others)) if others else nullcontext():
-        done = run(PLAIN, "-n", "auto", f"--gpu-share={share}", **named)
-    assert f"{workers} [1 item]" in done.stdout, done.stdout + done.stderr
+        assert workers("cuda", share) == count
 
 
-def test_on_a_cpu_the_cards_do_not_count(session, machine):  # noqa: F811
-    done = session(PLAIN, "-n", "auto", **machine.environment)
-    alone = session(PLAIN, "-n", "auto")
-    line = next(line for line in alone.stdout.splitlines() if "[1 item]" in line)
-    assert line in done.stdout
+def test_n_auto_starts_so_many(run):
+    done = run(PLAIN, "-n", "auto", "--gpu-share=39")
+    assert "2 workers [1 item]" in done.stdout, done.stdout + done.stderr
+
+
+def test_on_a_cpu_the_cards_do_not_count(machine):
+    found = []
+    for cards in ([], [IDLE, IDLE_SECOND]):
+        machine.say(cards=cards)
+        found.append(workers("cpu"))
+    assert found[0] == found[1]
 
 
 def test_header_names_cards_and_leases(run):

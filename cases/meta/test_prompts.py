@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from cases import prompts
-from cases.boots import BOOTS
+from cases.boots import BY_NAME
 from cases.fixed import CHAIN
 from cases.generation import generate
 from harness.contract.usage import UsageError
@@ -123,7 +123,7 @@ def test_context_and_pool_are_as_large_as_the_prompts_need():
 def test_generated_scenarios_over_text_keep_their_lengths_and_shared_prefixes():
     texts = [tuple(range(100, 160)), tuple(range(200, 290))]
     shared = 0
-    for one in generate(BOOTS["plain"], count=30, seed=3):
+    for one in generate(BY_NAME["plain"], count=30, seed=3):
         made = prompts.with_prompts(one, texts, seed=3)
         assert [len(request.input_ids) for request in made.requests] == [len(each.input_ids) for each in one.requests]
         assert all(token >= 100 for request in made.requests for token in request.input_ids)

@@ -98,3 +98,20 @@ def test_an_indexer_that_would_leave_a_row_out_is_not_followed(indexed):
     target.forward(tokens_of(29, target.vocab))
     with pytest.raises(CheckpointError, match="longer than index_topk, 29"):
         target.forward(tokens_of(30, target.vocab))
+
+
+def test_steps_that_share_a_choice_see_neither_themselves_nor_each_other(pair, indexed):
+    place = indexed(30)
+    file = place / "config.json"
+    _, plain = load_pair(place, place, torch.float64)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"index_share_for_mtp_iteration": True}))
+    target, shared = load_pair(place, place, torch.float64)
+    tokens, states = tokens_of(20, target.vocab), target.forward(tokens_of(20, target.vocab))
+    rows = (tokens, states, torch.arange(20), Sight.causal(20))
+    (g, _), (alike, kept) = plain.forward(*rows), shared.forward(*rows)
+    assert torch.equal(g, alike)  # what a committed row sees is its own choice
+    both = (tokens[:2], states[:2], torch.arange(20, 22), Sight.of([(20, (-1, 0))]))
+    second = (tokens[1:2], states[1:2], torch.arange(21, 22), Sight.of([(20, (-1,))]))
+    steps, alone = (shared.forward(*one, kept)[0] for one in (both, second))
+    assert torch.allclose(steps[1], alone[0], rtol=0, atol=1e-12)
+    assert (plain.forward(*both, kept)[0][1] - steps[1]).abs().max() > 1e-3

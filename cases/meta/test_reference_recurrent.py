@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cases.boots import RECURRENT
+from cases.boots import BY_NAME
 from cases.checkpoints import make
 from cases.fixed import DRAIN, request, submit
 from cases.meta.speculating import FreeSession
@@ -20,7 +20,7 @@ GREATEST = 2e-4
 
 @pytest.fixture(scope="module", params=["hybrid", "hybrid-tree", "hybrid-dense", "hybrid-mamba", "hybrid-mamba-next"])
 def boot(request):
-    return RECURRENT[request.param]
+    return BY_NAME[request.param]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from cases.boots import BOOTS
+from cases.boots import BY_NAME
 from cases.meta import handmade
 from cases.meta.related import LEAST_ROWS, compare
 from cases.meta.relations import RELATIONS, pairs
@@ -117,7 +117,7 @@ def test_change_that_left_no_mark_is_unknown():
 @pytest.mark.parametrize("relation", RELATIONS.values(), ids=lambda relation: relation.name)
 def test_pairs_differ_and_reboot_only_where_they_say_so(relation):
     @settings(max_examples=20, deadline=None)
-    @given(pair=pairs(relation, BOOTS["plain"]))
+    @given(pair=pairs(relation, BY_NAME["plain"]))
     def every(pair):
         scenario, changed = pair
         assert scenario.id != changed.id

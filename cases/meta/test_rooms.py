@@ -19,6 +19,7 @@ LOADED_AS = "eaglecheck_engine."
 #: What a person calls by its name.
 ENTRIES = {
     "benchmarks.cost",
+    "benchmarks.images",
     "benchmarks.make_real_size",
     "benchmarks.noise",
     "benchmarks.pairs",

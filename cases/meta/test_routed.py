@@ -24,7 +24,7 @@ from harness.contract.types import Kind, Outcome
 from harness.driving import oracle as asked
 from harness.driving.oracle import Oracle
 from reference import experts
-from reference.leaning import Edge, Leaning, Measured, Recorded, leanings, watched
+from reference.routing_ties import Edge, Measured, Recorded, TurnedTies, turned_ties, watched
 
 HALF = torch.bfloat16
 SPEC = SpecConfig(algorithm="EAGLE", num_steps=2, eagle_topk=1, num_draft_tokens=3)
@@ -95,7 +95,7 @@ def test_a_sound_engine_has_no_wrong_row_though_rows_go_elsewhere(oracle):
     alone, ties = 0, 0
     for seed in (0, 3):
         scenario, engine = driven(oracle, seed)
-        with patch.object(asked, "leant", lambda found, *_more: found):
+        with patch.object(asked, "with_turned_ties", lambda found, *_more: found):
             alone += bool(roots(scenario, engine, oracle.answer(scenario, engine))[1])
         verdict, found = roots(scenario, engine, oracle.answer(scenario, engine))
         assert not found, (seed, found)
@@ -154,10 +154,10 @@ def test_only_a_choice_within_rounding_is_turned_around():
         made.forward(rows + torch.tensor([0.0, 0.002, 0.0, 0.0]))
     deviations = measured.deviations()
     assert deviations[id(made)] == pytest.approx(0.002 / 0.6745, rel=1e-2)
-    leaning = partial(Leaning, recorded=recorded, deviations=deviations)
-    with watched(leaning(routers={id(made)})):
+    turned = partial(TurnedTies, recorded=recorded, deviations=deviations)
+    with watched(turned(routers={id(made)})):
         assert made.forward(rows).experts.tolist() == [[0, 2], [0, 1]]
-    with watched(leaning(routers=set())):
+    with watched(turned(routers=set())):
         assert made.forward(rows).experts.tolist() == [[0, 1], [0, 1]]
     assert 0.2 < measured.usual() < 0.6  # the first about as likely as not, the second never
 
@@ -186,12 +186,12 @@ def asked_of(margins):
 
 def test_many_routers_lean_in_groups_and_all_together():
     recorded, deviations = asked_of([0.05] * 20)
-    found = [one.ties() for one in leanings(recorded, deviations, 8)]
+    found = [one.ties() for one in turned_ties(recorded, deviations, 8)]
     assert len(found) == 8
     assert found[-1] == frozenset.union(*found[:-1]) == {(call, 0) for call in range(20)}
 
 
 def test_the_nearest_ties_lean_first_and_none_twice():
     recorded, deviations = asked_of([0.05, 0.35, 0.15, 0.41])
-    found = [sorted(call for call, _ in one.ties()) for one in leanings(recorded, deviations, 8)]
+    found = [sorted(call for call, _ in one.ties()) for one in turned_ties(recorded, deviations, 8)]
     assert found == [[0], [2], [0, 2], [1], [0, 1, 2]]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from cases.boots import BOOTS
+from cases.boots import BY_NAME
 from cases.generation import generate
 from cases.meta import handmade
 from harness.checks import group, judge
@@ -17,7 +17,7 @@ from harness.search.tally import roots, size, tally
 
 SIGNATURE = "EXTEND_INPUT:inputs:DRAFT_PREFILL:chunk-tail"
 OTHER = "POSITION:positions:DRAFT:one-ahead"
-GENERATED = generate(BOOTS["plain"], count=24, seed=11)
+GENERATED = generate(BY_NAME["plain"], count=24, seed=11)
 LARGE = max(GENERATED, key=size)
 
 
@@ -113,14 +113,14 @@ def test_candidates_are_valid_and_share_the_engine(scenario):
 
 
 def test_simpler_boots_need_another_engine():
-    pages = generate(BOOTS["pages"], count=1, seed=1)[0]
+    pages = generate(BY_NAME["pages"], count=1, seed=1)[0]
     candidates = [candidate for candidate, _ in simpler_boots(pages)]
     assert [candidate.engine.page_size for candidate in candidates] == [1, 4]
     assert all(candidate.boot_key() != pages.boot_key() for candidate in candidates)
 
 
 def test_shared_prefixes_stay_shared_when_prompts_are_cut():
-    drawn = generate(BOOTS["pages"], count=60, seed=2)
+    drawn = generate(BY_NAME["pages"], count=60, seed=2)
     shared = next(s for s in drawn if "prefix_hit" in s.wants)
     first, second = (request.input_ids for request in shared.requests[:2])
     for candidate, _ in smaller(shared):

@@ -343,6 +343,8 @@ def test_a_fault_in_all_rows_of_a_draft_does_not_pass_for_the_noise_of_its_cache
 def test_thresholds_that_a_verify_did_not_run_with_are_unknown(asked, reasons):
     scenario = handmade.scenario(server_args=asked)
     engine, reference = handmade.build(scenario)
-    coins = Event(name="coins", scheduler_step=1, data={"round": 0, "rule": "x", "coins": {}, "thresholds": [0.5, 1.0]})
-    verdict, _ = judge(scenario, replace(engine, events=(*engine.events, coins)), reference)
+    uniforms = Event(
+        name="uniforms", scheduler_step=1, data={"round": 0, "rule": "x", "uniforms": {}, "thresholds": [0.5, 1.0]}
+    )
+    verdict, _ = judge(scenario, replace(engine, events=(*engine.events, uniforms)), reference)
     assert len([one for one in verdict.reasons if "and a verify ran with [0.5, 1.0]" in one]) == reasons

@@ -20,7 +20,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "request_error": ("rid", "error"),
     "pool": ("free", "when"),
     "turn": ("running", "waiting"),
-    "coins": ("round", "coins", "thresholds", "rule"),
+    "uniforms": ("round", "uniforms", "thresholds", "rule"),
     "changed": ("round", "phase", "step", "rids", "attempts", "committed", "slots"),
     "again": ("round", "step", "rows"),
     "handed": ("round", "rids", "prefixes"),
@@ -45,7 +45,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 }
 
 
-class _Coins(BaseModel):
+class _Uniforms(BaseModel):
     """Of one request: a uniform a node, and the last draw."""
 
     nodes: tuple[float, ...]
@@ -108,7 +108,7 @@ class _Said(BaseModel):
     distance: float = 0.0
     own_distance: float = 0.0
     spread: float = 0.0
-    coins: dict[str, _Coins] = {}
+    uniforms: dict[str, _Uniforms] = {}
     thresholds: tuple[float, float] = (1.0, 1.0)
     rule: str = ""
     rows: int | tuple[int, ...] | None = 0

@@ -37,8 +37,8 @@ Tokens = Annotated[int, Field(ge=0, le=POOL, description=POOL_IS)]
 
 #: Traces of schema 1 called it so.
 _Step = Annotated[int, Field(validation_alias=AliasChoices("scheduler_step", "tick"))]
-#: Keys of event data in traces of schema 1.
-OLD_NAMES = {"epoch": "attempt", "epochs": "attempts"}
+#: Older names of events and of what they say.
+OLD_NAMES = {"epoch": "attempt", "epochs": "attempts", "coins": "uniforms"}
 
 
 def _in_todays_names(data: dict[str, Any]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class _End(_Strict):
 
 
 class _Event(_Strict):
-    name: str
+    name: Annotated[str, AfterValidator(lambda name: OLD_NAMES.get(name, name))]
     scheduler_step: _Step
     dp_rank: int
     data: Annotated[dict[str, Any], AfterValidator(_in_todays_names)]

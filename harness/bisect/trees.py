@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.bisect.repository import PYTHON, GitError, Repository, run_git
 from harness.engines.closure import home
-from harness.engines.scratch import ScratchFolder, abandoned
+from harness.engines.temporary_folders import TemporaryFolder, abandoned
 
 #: Beside the worktrees: a file with the folder of their repository.
 REPOSITORY = "repository"
@@ -52,7 +52,7 @@ def workshop(repository: Repository) -> Iterator[Workshop]:
     with abandoned(root) as found:
         for folder in found:
             _clear(folder)
-    with ScratchFolder(root=root) as name:
+    with TemporaryFolder(root=root) as name:
         folder = Path(name)
         (folder / REPOSITORY).write_text(str(repository.folder))
         try:

@@ -60,7 +60,7 @@ def check_greedy_walk(evidence: Evidence) -> CheckResult:
 
 def _drawn_rounds(evidence: Evidence) -> set[tuple[int, int]]:
     """(DP rank, round) of batches that uniforms decide."""
-    return {(event.dp_rank, event.data["round"]) for event in evidence.engine.named("coins")}
+    return {(event.dp_rank, event.data["round"]) for event in evidence.engine.named("uniforms")}
 
 
 def _drawn_ties(

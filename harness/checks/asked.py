@@ -66,7 +66,7 @@ def _accepting(evidence: Evidence) -> Iterator[str]:
     """Thresholds that sampled verifies did not run with, and another rule for them."""
     arguments = evidence.scenario.engine.server_args
     asked = [float(arguments.get(name, usual)) for name, usual in THRESHOLDS.items()]
-    found = {tuple(event.data["thresholds"]) for event in evidence.engine.named("coins")}
+    found = {tuple(event.data["thresholds"]) for event in evidence.engine.named("uniforms")}
     for ran in sorted(found - {tuple(asked)}):
         yield f"asked for {' and '.join(THRESHOLDS)} {asked}, and a verify ran with {list(ran)}"
     if found and arguments.get("speculative_use_block_verification"):

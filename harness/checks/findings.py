@@ -276,8 +276,9 @@ def _explained_by(found: Divergence, *, from_cache: bool) -> list[tuple[object, 
         return []  # positions, inputs, slots and parents are bookkeeping: each wrong one is wrong by itself
     reaches: list[tuple[object, ...]] = [("rank", key.dp_rank), ("target", key.rid, key.attempt)]
     reaches += [("target of rank", key.dp_rank)] if from_cache else []
-    if key.phase in DRAFT_PHASES:
+    selected = _selected(found)  # from what the draft's steps computed, so whatever reaches them reaches it
+    if key.phase in DRAFT_PHASES or selected:
         reaches += [("draft", key.rid, key.attempt)]
         reaches += [("draft of rank", key.dp_rank)] if from_cache else []
-    handed = key.phase in (Phase.DRAFT, Phase.PREBUILT) or _selected(found)
+    handed = key.phase in (Phase.DRAFT, Phase.PREBUILT) or selected
     return [*reaches, ("steps", share)] if handed else reaches

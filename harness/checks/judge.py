@@ -48,7 +48,7 @@ from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Kind, Outcome, Phase, Policy, Verdict
 
 #: Share of hidden rows that may say nothing before a PASS would promise too much.
-MOST_DROWNED = 0.25
+MOST_INDISTINCT = 0.25
 
 
 def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[Verdict, list[Divergence]]:
@@ -71,7 +71,7 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
     set_aside(evidence).leave_out(result)
     result.ties += routing_ties(evidence)
     result.divergences += _tie_rate(result, evidence)
-    result.unknown += _drowned(result)
+    result.unknown += _indistinct(result)
     hits = frozenset(who for who, parts in evidence.parts.items() if _from_cache(parts[0]))
     settled = partial(
         settle, scheduler_steps=evidence.scheduler_steps, prefix_hits=hits, explained=explained(reference).values()
@@ -130,13 +130,13 @@ def _usual_ties(result: CheckResult, evidence: Evidence) -> float:
     return beside + (known if found is None else found if topk == 1 else max(found, known))
 
 
-def _drowned(result: CheckResult) -> list[str]:
-    """A reason for UNKNOWN where so many rows drown in rounding that agreement says little."""
-    total = result.compared.get("hidden_rows", 0) + result.drowned
-    if result.drowned <= MOST_DROWNED * total:
+def _indistinct(result: CheckResult) -> list[str]:
+    """A reason for UNKNOWN where rounding makes so many rows indistinct that agreement says little."""
+    total = result.compared.get("hidden_rows", 0) + result.indistinct
+    if result.indistinct <= MOST_INDISTINCT * total:
         return []
     return [
-        f"{result.drowned} of {total} hidden rows agree within so much rounding that another row would: "
+        f"{result.indistinct} of {total} hidden rows agree within so much rounding that another row would: "
         "in this dtype these models cannot be compared by their states"
     ]
 

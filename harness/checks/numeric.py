@@ -59,7 +59,7 @@ def _hidden(pairs: Pairs, side: str, result: CheckResult, failed: set[int]) -> N
     errors = judged_states(reference, name, engine=mine[at_mine[both]], at=at_theirs[both], budget=pairs.budget)
     said = errors.comparable | ~errors.passed
     result.count("hidden_rows", int(said.sum()))
-    result.drowned += int((~said).sum())
+    result.indistinct += int((~said).sum())
     wrong = np.flatnonzero(~errors.passed)
     hints = _hidden_hints(pairs, mine[at_mine[both[wrong]]], at_theirs[both[wrong]], theirs)
     hints = [

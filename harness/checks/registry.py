@@ -63,7 +63,7 @@ class CheckResult:
     #: token choices that could have been ties
     choices: int = 0
     #: hidden rows that agree, but within so much rounding that it says nothing
-    drowned: int = 0
+    indistinct: int = 0
     #: each makes the verdict UNKNOWN
     unknown: list[str] = field(default_factory=list)
     #: said in the verdict, without changing it
@@ -94,7 +94,7 @@ class CheckResult:
         self.divergences += other.divergences
         self.ties += other.ties
         self.choices += other.choices
-        self.drowned += other.drowned
+        self.indistinct += other.indistinct
         self.unknown += other.unknown
         self.notes += other.notes
         for name, amount in other.compared.items():

@@ -27,7 +27,7 @@ def pack(
     with_torch: Annotated[
         bool, typer.Option("--with-torch", help="Carry the torch of releases that pin another than that machine's.")
     ] = False,
-    cards: Annotated[int, typer.Option(min=1, help="With --with-torch: for 2 or more, NCCL too (untested).")] = 1,
+    cards: Annotated[int, typer.Option(min=1, help="With --with-torch: for 2 or more, NCCL too.")] = 1,
     split: Annotated[str, typer.Option(help="Write files of at most this size, for example 60M.")] = "",
     part: Annotated[
         str, typer.Option(help="Pack only what the releases' bundle leaves out: 'flashinfer' or 'fa3'.")

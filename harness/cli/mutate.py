@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +30,7 @@ from harness.search.fates import Asked, Campaign
 from harness.search.faults import draw
 from harness.search.tasks import Place
 from harness.search.text import line_of, render_board
-from harness.search.workers import Setup, ask_all, follow_all, watch_all
+from harness.search.workers import Boot, Setup, ask_all, follow_all
 from reports.prose import say
 
 #: Drawn unless somebody says otherwise; families they are drawn over.
@@ -152,35 +152,31 @@ def _followed(root: Path, setup: Setup, names: list[str], *, a_boot: int, worker
     """What the families' fixed scenarios show without a mutant: driven once for a release, whatever the seed."""
     scenarios = _smallest(names, setup, a_boot=a_boot)
     known = {one.sound.scenario.id: one for one in read_followed(root / fates.SOUND)}
-    setup = replace(setup, folder=root)
-
-    def kept_all(found: Iterator[One], of: int) -> None:
-        for number, one in enumerate(found, 1):
-            known[one.sound.scenario.id] = one
-            if one.sound.rows:
-                keep_followed(root / fates.SOUND, one)
-            why = f": {one.sound.why}" if one.sound.why else ""
-            say(console, f"scenario {number}/{of} {one.sound.scenario.name} {one.sound.seconds:.1f} s{why}")
-
-    if todo := [one for one in scenarios if one[1].id not in known]:
-        say(console, f"following {counted(len(todo), 'scenario')} without a mutant, once")
-        kept_all(follow_all(setup, todo, workers=workers), len(todo))
-    if (setup.package / "srt" / "kv_canary").is_dir() and (quick := _unwatched(known.values())):
-        say(console, f"following {counted(len(quick), 'scenario')} with SGLang's own kv_canary, once")
-        kept_all(watch_all(setup, quick, workers=workers), len(quick))
+    boots = _boots(scenarios, known, canary=(setup.package / "srt" / "kv_canary").is_dir())
+    if todo := [one for one in boots if one.unknown or one.unwatched() is not None]:
+        say(console, f"following {counted(len(todo), 'boot configuration')} without a mutant, once")
+        for number, new in enumerate(follow_all(replace(setup, folder=root), todo, workers=workers), 1):
+            for one in new:
+                known[one.sound.scenario.id] = one
+                if one.sound.rows:
+                    keep_followed(root / fates.SOUND, one)
+                why = f": {one.sound.why}" if one.sound.why else ""
+                say(console, f"{number} of {len(todo)}  {one.sound.scenario.name} {one.sound.seconds:.1f} s{why}")
     return Followed.of([known[one.id] for _, one in scenarios])
 
 
-def _unwatched(followed: Iterable[One]) -> list[One]:
-    """The quickest of each boot configuration of which nobody knows whether SGLang's canary can be on there."""
-    boots: dict[str, list[One]] = {}
-    for one in followed:
-        boots.setdefault(one.sound.scenario.boot_key(), []).append(one)
-    found = [[one for one in each if not one.sound.why] for each in boots.values()]
+def _boots(scenarios: Sequence[tuple[str, Scenario]], known: Mapping[str, One], *, canary: bool) -> list[Boot]:
+    """What is followed, and what is to be, boot configuration by boot configuration."""
+    boots: dict[str, list[tuple[str, Scenario]]] = {}
+    for one in scenarios:
+        boots.setdefault(one[1].boot_key(), []).append(one)
     return [
-        min(each, key=lambda one: one.sound.seconds)
-        for each in found
-        if each and all(one.sound.canary is None for one in each)
+        Boot(
+            known=tuple(known[one.id] for _, one in each if one.id in known),
+            unknown=tuple(one for one in each if one[1].id not in known),
+            canary=canary,
+        )
+        for each in boots.values()
     ]
 
 

@@ -100,20 +100,22 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     todo = _plan(asked, cells, shard)
     check_store(asked.nights)
     writable(asked.nights, option="nights")
+    mine = set(todo.mine)
+    share = [cell for cell in cells if cell.key in mine]
     environments = {
         version: prepare.engine_environment(version, lambda text: say(console, text))
-        for version in dict.fromkeys(cell.engine for cell in cells)
+        for version in dict.fromkeys(cell.engine for cell in share)
     }
     folder = store.begin(asked.nights, todo)
     say(console, f"night {todo.id}: {_share(todo)}, seed {todo.seed}; kept in {folder}")
-    say(console, _ahead([cell for cell in cells if cell.key in set(todo.mine)]), style="dim")
+    say(console, _ahead(share), style="dim")
     for line in todo.not_planned:
         say(console, f"not planned: {line}", style="dim")
 
     def engines() -> LiveEngines:
         return LiveEngines(
             environment=environments.__getitem__,
-            default=cells[0].engine,
+            default=share[0].engine,
             device=asked.device,
             logs=folder / "logs",
             lease=lease,
@@ -130,13 +132,12 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
         wanted=asked.wanted,
         done=lambda result: render_cell(console, result),
     )
-    mine = set(todo.mine)
 
     def left() -> str:
         return _left(folder, todo, done=len(driver.results), seeded=asked.seed is not None)
 
     with kept(json, lambda _stop: _by_now(driver, todo, asked.nights, entries), left=left):
-        results = driver.run([cell for cell in cells if cell.key in mine])
+        results = driver.run(share)
     night = Night(plan=todo, finished=_now(), cells=tuple(results))
     store.finish(folder, night)
     if todo.shard[1] > 1:

@@ -32,7 +32,16 @@ from harness.driving.own_pair import OwnPair, described
 from harness.driving.pairs import NoProviderError, checkpoint_pairs, load_now
 from harness.driving.place import CPU, Place
 from harness.driving.plan import Plan, Setup
-from harness.driving.refusals import called, check_pair, check_possible, undrawn, unpredicted, untaken, unwitnessed
+from harness.driving.refusals import (
+    called,
+    check_pair,
+    check_possible,
+    unattended,
+    undrawn,
+    unpredicted,
+    untaken,
+    unwitnessed,
+)
 from harness.engines import envs
 from harness.engines.launch import BACKENDS, CpuAttention, dtype_on
 
@@ -96,7 +105,7 @@ def make_plan(
     lease = gpu_lease(device, share)
     root = writable(runs_root(runs))
     env = env or engine_environment(version, say)
-    for refused in (partial(undrawn, env=env, device=device), partial(untaken, env=env)):
+    for refused in (partial(undrawn, env=env, device=device), partial(unattended, env=env), partial(untaken, env=env)):
         if why := _first(scenarios, files, refused):
             raise UsageError(why)
     check_pair(own, env, device=device)  # its sources may not have been there before

@@ -31,6 +31,10 @@ SETTINGS: dict[str, Any] = {
     "overlap_schedule": typer.Option(
         "--overlap-schedule/--disable-overlap-schedule", "--overlap/--no-overlap", help="Overlap scheduling on or off."
     ),
+    "enable_overlap_plan_stream": typer.Option(
+        "--enable-overlap-plan-stream/--disable-overlap-plan-stream",
+        help="On a GPU: verifies are planned in a stream of their own, or not (default).",
+    ),
     "page_size": typer.Option("--page-size", "--page", help="Tokens a KV page holds."),
     "context_length": typer.Option(
         "--context-length", help="Tokens a request may grow to. Default: the scenario's, 512."

@@ -220,9 +220,13 @@ class KnownIssue(_Page):
         settings = settings_of(spec, engine, **facts)
         return spec.algorithm in self.algorithms and all(holds(one, settings) for one in self.settings)
 
+    def replaced_on(self, device: str) -> bool:
+        """Whether --assume changes the engine there: replacement kernels are for a CPU only."""
+        return self.assume == "replacement kernel" and device == "cpu"
+
     def assumable_on(self, device: str) -> bool:
-        """Whether --assume does anything there: replacement kernels are for a CPU only."""
-        return self.assume == "predicted" or (self.assume == "replacement kernel" and device == "cpu")
+        """Whether --assume does anything there."""
+        return self.assume == "predicted" or self.replaced_on(device)
 
     def shows_in(
         self,

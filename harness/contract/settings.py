@@ -154,7 +154,8 @@ class EngineConfig(Strict):
     have a pool of their own, whose slots are given back once no window reaches them.
 
     enable_unified_radix_tree: the prefix cache is the unified tree also where a release has others, by SGLang's
-    environment variable of that name.
+    environment variable of that name. enable_overlap_plan_stream: a verify is planned in a stream of its own, by
+    another.
 
     server_args: further arguments of SGLang's own, which go to it as they are (see harness.engines.server_args).
 
@@ -190,6 +191,7 @@ class EngineConfig(Strict):
     disaggregation_prefill: dict[Literal["max_total_tokens", "radix_cache", "dp_size"], int | bool] = Field(default={})
     disable_hybrid_swa_memory: bool = True
     enable_unified_radix_tree: bool = False
+    enable_overlap_plan_stream: bool = False
     deterministic_inference: bool = False
     rejection_sampling: bool = False
     skip_tokenizer_init: bool = True

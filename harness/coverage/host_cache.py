@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 from harness.contract.batches import Part
 from harness.contract.scenario import Scenario
-from harness.contract.trace import Event, Trace
+from harness.contract.trace import Trace
 from harness.coverage.points import Place, Where, chunks_of, coverage_point
 
 
-def _all(event: Event) -> int:
-    return len(event.data["device"])
+def _loads(trace: Trace) -> Iterator[tuple[list[Part], dict[str, Any]]]:
+    """(chunks of a prompt, what was loaded from the host for it) of each request that had rows of any pool loaded.
 
-
-def _loads(trace: Trace, rows_of: Callable[[Event], int] = _all) -> Iterator[tuple[list[Part], int]]:
-    """(chunks of a prompt, rows that were loaded from the host for it) of each request that had some loaded."""
+    Where windows have a pool of their own, theirs may come back to rows that never left the others.
+    """
     loaded = {
-        (event.dp_rank, event.data["rid"], event.data["round"]): rows_of(event)
+        (event.dp_rank, event.data["rid"], event.data["round"]): event.data
         for event in trace.named("host")
-        if event.data["what"] == "loaded"
+        if event.data["what"] == "loaded" and (event.data["device"] or event.data.get("windows"))
     }
     for chunks in chunks_of(trace):
         first = chunks[0]
-        if rows := loaded.get((first.record.dp_rank, first.rid, first.record.index), 0):
-            yield chunks, rows
+        if (load := loaded.get((first.record.dp_rank, first.rid, first.record.index))) is not None:
+            yield chunks, load
 
 
 @coverage_point("rows of the KV cache were copied to the host", where=Where.HOST)
@@ -44,12 +44,12 @@ def host_hit_in_chunks(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("a prefix of which a part was still on the device and the rest came from the host", where=Where.HOST)
 def host_hit_in_part(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    yield from (chunks[0] for chunks, rows in _loads(trace) if rows < chunks[0].start)
+    yield from (chunks[0] for chunks, load in _loads(trace) if len(load["device"]) < chunks[0].start)
 
 
 @coverage_point("a request for which rows of sliding windows came from the host", where=Where.HOST)
 def host_hit_in_windows(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    yield from (chunks[0] for chunks, _ in _loads(trace, lambda event: event.data.get("windows", 0)))
+    yield from (chunks[0] for chunks, load in _loads(trace) if load.get("windows"))
 
 
 @coverage_point("a request that started from rows of the host that had been read back from storage", where=Where.HOST)

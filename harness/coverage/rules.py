@@ -24,7 +24,7 @@ def _asking(scenario: Scenario, *keys: str) -> set[str]:
 def _decided_by(scenario: Scenario, trace: Trace, key: str) -> Iterator[Place]:
     """Where it cuts a distribution, only rounds that uniforms decided."""
     asking = _asking(scenario, key)
-    drawn = {(e.dp_rank, e.data["round"]) for e in trace.named("coins")}
+    drawn = {(e.dp_rank, e.data["round"]) for e in trace.named("uniforms")}
     for part in verify_parts(trace):
         if part.rid in asking and (key in ADJUSTING or (part.record.dp_rank, part.record.index) in drawn):
             yield part

@@ -27,6 +27,7 @@ class Wanted:
     cuda_graph: bool | None = None
     prefill_cuda_graph: bool | None = None
     overlap_schedule: bool | None = None
+    enable_overlap_plan_stream: bool | None = None
     page_size: int | None = None
     context_length: int | None = None
     chunked_prefill_size: int | None = None

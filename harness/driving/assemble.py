@@ -21,7 +21,7 @@ SIDES = ("prefill", "decode")
 EVENTS: dict[str, tuple[str, ...] | None] = {
     "handed": ("round", "rids", "prefixes"),
     "unbuilt": ("round", "rids"),
-    "coins": ("round", "rule", "thresholds"),
+    "uniforms": ("round", "rule", "thresholds"),
     "masks": ("round", "phase", "rids", "attempts", "committed"),  # with bits: of each rid, hexadecimal, one a row
     "changed": ("round", "phase", "step", "rids", "attempts", "committed", "slots"),  # slots: of each rid
     "again": ("round", "step", "rows"),  # rows before the committed length that a layer ran once more
@@ -198,9 +198,9 @@ class Assembler:
         data.pop("ev", None)
         if name == "state":
             name = "idle_state" if data.pop("idle") else "busy_state"
-        if name == "coins":
+        if name == "uniforms":
             uniforms = zip(message["rids"], arrays["nodes"].tolist(), arrays["final"].tolist(), strict=True)
-            data["coins"] = {rid: {"nodes": nodes, "final": final} for rid, nodes, final in uniforms}
+            data["uniforms"] = {rid: {"nodes": nodes, "final": final} for rid, nodes, final in uniforms}
         if name == "masks":
             data["bits"] = [[row.tobytes().hex() for row in rows] for rows in arrays["bits"].astype("<i4")]
         data |= {} if name in OF_NO_RANK else {"tp_rank": place.tp_rank}

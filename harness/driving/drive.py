@@ -339,6 +339,8 @@ def _finish(run: _Run) -> None:
         run.bring(partial(list, ended["messages"]), _place_of(rank))
         run.note("pool", dp_rank=rank["dp_rank"], when="end", **ended["pool"], **run.of(rank))
         _note_source(run, rank, ended, when="end")
+        if "spent" in ended:
+            run.note("spent", dp_rank=rank["dp_rank"], spent=ended["spent"], **run.of(rank))
         for name, fired in ended["fired"].items():
             run.note("fault", dp_rank=rank["dp_rank"], mutant=name, fired=fired, **run.of(rank))
     for end in (one for all_of in run.engine.collect(list(run.submitted)) for one in _of_samples(run.scenario, all_of)):

@@ -28,19 +28,21 @@ from harness.contract.trace import EOS, Event, Rows, Trace
 from harness.contract.types import Phase
 from harness.driving.footprint import CONTEXT_MIB
 from harness.driving.place import CPU, Place
-from harness.driving.routed import leant
+from harness.driving.routed import with_turned_ties
 from harness.driving.tiny_pairs import weights_of
 from reference import lora
 from reference.constraints import Constraints
-from reference.leaning import Measured, Recorded, watched
 from reference.logit_rules import Rules
 from reference.model import OnLastState, Target
 from reference.pairs import AnyHead, load_mixed, load_pair
+from reference.routing_ties import Measured, Recorded, watched
 from reference.session import Generated, ReferenceSession
 from reference.spelling import Spelling
 
 #: Weight files up to this size are of a tiny pair.
 TINY = 64 << 20
+#: most threads that larger models compute in on a CPU
+THREADS = 4
 #: The pairs whose target, and whose draft, an engine has, '' for those it was started with; and the target's adapter.
 Names = tuple[str, str, str]
 OWN: Names = ("", "", "")
@@ -76,8 +78,8 @@ class Oracle:
     def load(self, *, held: str = "float32") -> Oracle:
         """Read the weights (idempotent); worth doing while an engine boots."""
         if held not in self._models:
-            if self._bytes() < TINY:
-                torch.set_num_threads(1)  # tiny matrices: more threads only get in the engine's way
+            # Beside engines and other shards of a night, more threads only wait for each other.
+            torch.set_num_threads(min(torch.get_num_threads(), 1 if self._bytes() < TINY else THREADS))
             self._take_lease()
             device = torch.device(self.place.device)
             rounded = getattr(torch, held)
@@ -164,7 +166,7 @@ class Oracle:
         header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
         found = dataclasses.replace(reference, events=reference.events + texts + said, header=header)
         again = partial(replayed, "float32", expecting=False)
-        return leant(found, engine, measured, again, scenario) if recorded.edges else found
+        return with_turned_ties(found, engine, measured, again, scenario) if recorded.edges else found
 
     def _constraints(self, scenario: Scenario, engine: Trace, *, held: str) -> Constraints | None:
         """What grammars and stop strings say; None where the engine has no tokenizer."""

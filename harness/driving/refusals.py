@@ -5,6 +5,7 @@ Each function says it with what to do instead, and nothing where there is no rea
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -24,20 +25,13 @@ from harness.engines.launch import BACKENDS, DTYPES
 from harness.engines.served_models import cannot_be_drafted_for, has_no_class
 from harness.engines.server_args import not_there
 
+#: What not every release has.
+SETTINGS: tuple[dict[str, str], ...] = tuple(
+    tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).values()
+)
 #: Before it, the v2 worker runs under overlap scheduling only, and trees on the v1 worker only.
 FIRST_V2_ONLY = Version("0.5.13")
-#: The first releases with `speculative_use_rejection_sampling`, and with it for multi-layer MTP, by reading.
-FIRST_WITH_REJECTION, FIRST_WITH_LAYERED_REJECTION = Version("0.5.14"), Version("0.5.16")
-#: The first release that mixes prompt chunks and requests that speculate, by reading.
-FIRST_MIXED = Version("0.5.19")
-#: The first release that was tried with drawn drafts and a hand-over; 0.5.17 lacks what they need, by reading.
-FIRST_WITH_HANDED_REJECTION = Version("0.5.23")
-#: The first release that takes adapters for a target beside EAGLE.
-FIRST_WITH_LORA = Version("0.5.19")
-#: The first release that is known to change the number of steps while it serves, zero included.
-FIRST_ADAPTIVE = Version("0.5.17")
-#: Settings, and pairs of ours on a device, that were first driven on these; earlier ones end at their boot.
-FIRST_WITH_HOST_CACHE = Version("0.5.17")
+#: Pairs of ours on a device, that were first driven on these; earlier ones end at their boot.
 FIRST_WITH_PAIR = {
     **{("hybrid-tiny", device): Version("0.5.17") for device in BACKENDS},
     ("hybrid-mamba", "cpu"): Version("0.5.23"),  # 0.5.17 refuses these targets on triton attention
@@ -46,10 +40,6 @@ FIRST_WITH_PAIR = {
 }
 #: Types of models -> our pair of that kind.
 OURS_OF_TYPE = {"qwen3_next": "hybrid-tiny", "qwen3_5_text": "hybrid-dense"}
-#: The first release that is known to let DP ranks verify beside a prefill; 0.5.18 to 0.5.22 were not tried.
-FIRST_COORDINATED = Version("0.5.23")
-#: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
-LAST_WITHOUT_DECODE_CACHE = Version("0.5.17")
 #: Up to here the kernel that lays out pages (alloc_extend) takes powers of two only, as it still does on a GPU; what
 #: lies between this and 0.5.23, which has another way on a CPU, was not tried.
 LAST_WITH_POWERS = Version("0.5.17")
@@ -59,10 +49,10 @@ FIRST_WITH_RECOMPUTE = Version("0.5.16")
 #: Up to here new weights are those of the target, or of both by one list; 0.5.23 takes those of a draft alone, and what
 #: lies between was not tried.
 LAST_WITHOUT_DRAFT_UPDATES = Version("0.5.17")
-#: Before it nothing of a hand-over is asked of the algorithm; before 0.5.12 there is no registry at all.
-FIRST_ASKING_PLUGINS = Version("0.5.13")
 
 
+#: What flashinfer compiles its attention from, at first use.
+ATTENTION_SOURCE = "flashinfer/data/csrc/batch_decode.cu"
 #: Arguments of SGLang's that change what a row of the target or the draft holds, and that only a witness has too.
 CHANGING = frozenset(
     (
@@ -121,57 +111,39 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"on {engine.attention_backend}, which SGLang {version} refuses\n"
             f"  allowed: --page-size 1, --attention-backend flashinfer, or a release from {FIRST_V2_ONLY} on"
         )
+    if engine.enable_overlap_plan_stream and device == "cpu":
+        return (
+            "engine.enable_overlap_plan_stream is on, and there are no streams on a CPU\n"
+            "  allowed: --disable-overlap-plan-stream, or add  --device cuda"
+        )
     if engine.page_size & (engine.page_size - 1) and (device != "cpu" or Version(version) <= LAST_WITH_POWERS):
         return (
             f"engine.page_size is {engine.page_size}, and SGLang {version} "
             f"lays out pages of a power of two on {device}\n"
             f"  allowed: {', '.join(str(2**power) for power in range(10))}"
         )
-    if engine.enable_mixed_chunk and (Version(version) < FIRST_MIXED or spec.algorithm == "MTP"):
-        return (
-            f"engine.enable_mixed_chunk is on, which SGLang {version} switches off where it speculates by "
-            f"{spec.algorithm}\n  allowed: engine.enable_mixed_chunk false, or EAGLE or EAGLE3 on a release from "
-            f"{FIRST_MIXED} on"
+    return next(_not_there(spec, engine, version), "")
+
+
+def _not_there(spec: SpecConfig, engine: EngineConfig, version: str) -> Iterator[str]:
+    """Settings that SGLang `version` does not have."""
+    for row in SETTINGS:
+        if spec.algorithm not in row.get("algorithms", spec.algorithm).split():
+            continue
+        old = Version(version) < Version(row.get("first", "0")) or Version(version) <= Version(
+            row.get("last_without", "0")
         )
-    if engine.dp_spec_prefill_coordination and (Version(version) < FIRST_COORDINATED or spec.algorithm == "MTP"):
-        return (
-            f"engine.dp_spec_prefill_coordination is on, which SGLang {version} does not have for {spec.algorithm} (DP "
-            "spec/prefill coordination requires single-layer EAGLE, EAGLE3 or DSPARK)\n  allowed: leave it out, or "
-            f"EAGLE or EAGLE3 on a release from {FIRST_COORDINATED} on"
-        )
-    if engine.lora_paths and Version(version) < FIRST_WITH_LORA:
-        return (
-            f"engine.lora_paths is set, and SGLang {version} says: Currently LoRA is only compatible with NGRAM "
-            f"speculative decoding\n  allowed: leave it out, or a release from {FIRST_WITH_LORA} on"
-        )
-    if spec.adaptive is not None and Version(version) < FIRST_ADAPTIVE:
-        return (
-            f"spec.adaptive is set, and it is not driven on SGLang {version}\n"
-            f"  allowed: leave spec.adaptive out, or a release from {FIRST_ADAPTIVE} on"
-        )
-    if engine.server_args.get("enable_hierarchical_cache") and Version(version) < FIRST_WITH_HOST_CACHE:
-        return (
-            f"engine.server_args has enable_hierarchical_cache, and it is not driven on SGLang {version}\n"
-            f"  allowed: leave it out, or a release from {FIRST_WITH_HOST_CACHE} on"
-        )
-    drawing = FIRST_WITH_LAYERED_REJECTION if spec.algorithm == "MTP" else FIRST_WITH_REJECTION
-    drawing = FIRST_WITH_HANDED_REJECTION if engine.disaggregation else drawing
-    if engine.rejection_sampling and Version(version) < drawing:
-        return (
-            f"engine.rejection_sampling is on, and SGLang {version} cannot draw such drafts\n"
-            f"  allowed: engine.rejection_sampling false, or a release from {drawing} on"
-        )
-    if engine.disaggregation_decode_radix_cache and Version(version) <= LAST_WITHOUT_DECODE_CACHE:
-        return (
-            f"engine.disaggregation_decode_radix_cache is on, which SGLang {version} refuses beside speculation\n"
-            "  allowed: engine.disaggregation_decode_radix_cache false, or a newer release such as 0.5.23"
-        )
-    if spec.plugin and Version(version) < FIRST_ASKING_PLUGINS:
-        return (
-            f"spec.plugin is {spec.plugin!r}, and SGLang {version} asks no plugin's algorithm for a draft input\n"
-            f"  allowed: a release from {FIRST_ASKING_PLUGINS} on, or leave spec.plugin out"
-        )
-    return ""
+        old |= spec.algorithm in row.get("other_algorithms", "").split()
+        if old and all(_set(name, spec, engine) for name in (row["setting"], row.get("where", row["setting"]))):
+            told = {"version": version, "first": row.get("first"), "spec": spec, "engine": engine}
+            yield f"{row['says']}\n  allowed: {row['allowed']}".format(**told)
+
+
+def _set(name: str, spec: SpecConfig, engine: EngineConfig) -> bool:
+    """name: as `engine.server_args.KEY`."""
+    owner, setting, *key = name.split(".")
+    value = getattr(spec if owner == "spec" else engine, setting)
+    return bool(value.get(key[0]) if key else value)
 
 
 def too_old(scenario: Scenario, *, version: str, device: str) -> str:
@@ -307,6 +279,21 @@ def undrawn(scenario: Scenario, env: EngineEnv, *, device: str) -> str:
         f"request {drawing.rid!r} samples, and SGLang {env.version} draws by flashinfer's kernels, which are not in "
         "its bundle\n  allowed: temperature 0; engine.rejection_sampling where all requests sample without cuts; a "
         "bundle made --with flashinfer; or an engine installed from an index"
+    )
+
+
+def unattended(scenario: Scenario, env: EngineEnv) -> str:
+    """Why attention through flashinfer is not to be had of this release, as it was unpacked; empty if it is."""
+    asked = scenario.engine.attention_backend == "flashinfer"
+    if not (asked and env.unpacked) or any((part / ATTENTION_SOURCE).is_file() for part in env.pythonpath):
+        return ""
+    why, instead = "", "a bundle of --part flashinfer unpacked beside it"
+    if env.own_torch:
+        why, instead = ", which imports a compiler that it has a stub of", "an engine installed from an index"
+    return (
+        f"engine.attention_backend is flashinfer, and the bundle that SGLang {env.version} came out of has none of "
+        f"flashinfer's attention{why}\n"
+        f"  allowed: --attention-backend triton, or fa3 where the bundle has it; or {instead}"
     )
 
 

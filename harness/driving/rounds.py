@@ -181,11 +181,11 @@ class Unpacker:
         current.extends = list(range(len(lens)))
         yield _accept(current, lens, flat, found["predict"].reshape(-1)[flat], event["width"])
 
-    def _coins(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
+    def _uniforms(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
         """What a sampled verify is decided by: one uniform a node [b, n], one for the last token [b]."""
         found = current.read(event)
         rule = {name: event[name] for name in ("rule", "thresholds")}
-        message = {"ev": "coins", "round": current.message["index"], "rids": current.rids, **rule}
+        message = {"ev": "uniforms", "round": current.message["index"], "rids": current.rids, **rule}
         yield message, {"nodes": found["nodes"], "final": found["final"].reshape(-1)}
 
     def _masks(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:

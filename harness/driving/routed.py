@@ -1,9 +1,9 @@
 """Rows of a mixture of experts whose routing nearly ties, in half precision: which of the reference's own answers fit.
 
 Where a row of the engine is off by more than rounding, the reference runs again with its near ties turned around
-(`reference.leaning`), a group of routers at a time. A row that is what such a run gives, within the same noise, is a
-tie: that run's row takes the place of the first one, and the event 'routing' counts it. A row that is neither stays as
-it was, and is wrong. Limits are those of the checks; this module must not have its own.
+(`reference.routing_ties`), a group of routers at a time. A row that is what such a run gives, within the same noise, is
+a tie: that run's row takes the place of the first one, and the event 'routing' counts it. A row that is neither stays
+as it was, and is wrong. Limits are those of the checks; this module must not have its own.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from harness.contract.align import KEY_INTS, Ints
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Event, Ragged, Trace
 from harness.contract.types import Key, Kind, Phase
-from reference.leaning import Measured, leanings, watched
+from reference.routing_ties import Measured, turned_ties, watched
 
-#: Runs that lean at most as far as each other, beside the one in which all routers do.
+#: Runs that turn ties of one group of routers around, beside the one that turns all.
 MOST = 8
 #: Phases whose rows a model computes.
 STATED = tuple(phase for phase in Phase if phase is not Phase.ACCEPT)
@@ -34,8 +34,8 @@ SAME = (*KEY_INTS, "rid", "phase", "hidden_in", "hidden_out")
 Replay = Callable[[], Trace]
 
 
-def leant(truth: Trace, engine: Trace, measured: Measured, again: Replay, scenario: Scenario) -> Trace:
-    """`truth`, which has a second run beside it, with the answers of runs that lean where only they fit.
+def with_turned_ties(truth: Trace, engine: Trace, measured: Measured, again: Replay, scenario: Scenario) -> Trace:
+    """`truth`, which has a second run beside it, with the answers of runs that turn ties around where only they fit.
 
     again: replays in float32 once more.
     """
@@ -44,10 +44,10 @@ def leant(truth: Trace, engine: Trace, measured: Measured, again: Replay, scenar
         return truth
     wrong = first = _wrong(scenario, engine, truth)
     found = truth
-    for leaning in leanings(recorded, deviations, MOST):
+    for one in turned_ties(recorded, deviations, MOST):
         if not wrong:
             break
-        with watched(leaning):
+        with watched(one):
             other = _beside(truth, again())
         if other is not None:
             left = wrong & _wrong(scenario, engine, other)

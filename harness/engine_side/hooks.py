@@ -1,6 +1,6 @@
 """Run a callback right after a module was imported, and wrap attributes, with a registry of what was wrapped.
 
-Engine side: standard library only. It must not know which modules or functions are interesting.
+Engine side: standard library and the clock only. It must not know which modules or functions are interesting.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from .clock import SGLANG, Clock
 
 #: Takes what an attribute holds, gives what it shall hold.
 Make = Callable[[Callable[..., Any]], Any]
@@ -66,7 +68,12 @@ class ImportHooks(importlib.abc.MetaPathFinder):
 
 @dataclass(slots=True)
 class HookRegistry:
-    """What was wrapped, by `module:Owner.attribute`; the handshake prints it."""
+    """What was wrapped, by `module:Owner.attribute`; the handshake prints it.
+
+    clock: whose owners the wrappers are, by the names of what they wrap.
+    """
+
+    clock: Clock | None = None
 
     found: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -92,7 +99,10 @@ class HookRegistry:
         makes.insert(0 if innermost else len(makes), make)
         whole = bare
         for layer in makes:
-            whole = functools.wraps(whole)(layer(whole))
+            if self.clock is None:
+                whole = functools.wraps(whole)(layer(whole))
+            else:
+                whole = self.clock.of(dotted, layer(self.clock.of(SGLANG, whole)))
         setattr(owner, name, whole)
         self.found.append(label)
         return True

@@ -1,6 +1,7 @@
 """Runs a scenario's requests on SGLang alone, to see whether it runs, or crashes, without the harness.
 
-All requests at once, or those between two `flush` of its script; no gate and no probe. It must not judge.
+All requests at once, or those between two `flush` of its script; no gate and no probe, and of ours only the kernels
+that a CPU lacks. It must not judge.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +18,12 @@ from typing import Any
 from harness.both_sides.port_leases import Ports, ports_held
 from harness.contract.scenario import Scenario
 from harness.engines.process import Launch, environment_of
-from harness.engines.processes import end_group
+from harness.engines.processes import abort_group, end_group
 
 PROGRAM = Path(__file__).parents[1] / "engine_side" / "host" / "bare_engine.py"
 #: What a log is searched for where nothing came back.
 TROUBLE = ("illegal memory access", "device-side assert", "CUDA error", "Error:", "Killed")
+Images = Sequence[list[list[float]] | None]
 #: What is written behind a log whose process was ended by us; and how a frame of SGLang's is written in a traceback.
 STOPPED = "stopped after"
 FRAME = re.compile(r'File "[^"]*/sglang/([^"]+)", line \d+, in (\S+)')
@@ -55,9 +57,12 @@ def waves(scenario: Scenario) -> list[int]:
     return [count for count in found if count]
 
 
-def run_bare(launch: Launch, scenario: Scenario, *, folder: Path, seconds: float) -> Bare:
-    """Start it, wait at most `seconds`, and end what it started; its log stays in the folder."""
-    with started(launch, scenario, folder=folder) as running:
+def run_bare(launch: Launch, scenario: Scenario, *, folder: Path, seconds: float, images: Images = ()) -> Bare:
+    """Start it, wait at most `seconds`, and end what it started; its log stays in the folder.
+
+    images: for each request the rows that stand in the places of its images, or None; empty where there are none.
+    """
+    with started(launch, scenario, folder=folder, images=images) as running:
         return running.result(seconds)
 
 
@@ -69,10 +74,11 @@ class Running:
     log: Path
 
     def result(self, seconds: float) -> Bare:
-        """Once it has ended by itself; after so many seconds it is ended."""
+        """Once it has ended by itself; after so many seconds it is ended, and its log says where its threads were."""
         try:
             self.process.wait(seconds)
         except subprocess.TimeoutExpired:
+            abort_group(self.process.pid)
             with self.log.open("a") as output:
                 output.write(f"\n{STOPPED} {seconds:.0f} s\n")
         self.end()
@@ -85,18 +91,18 @@ class Running:
 
 
 @contextmanager
-def started(launch: Launch, scenario: Scenario, *, folder: Path) -> Iterator[Running]:
+def started(launch: Launch, scenario: Scenario, *, folder: Path, images: Images = ()) -> Iterator[Running]:
     """SGLang alone for as long as the context lasts; its log stays in the folder."""
     file, log = folder / "bare.json", folder / "bare.log"
     with ports_held() as ports:
-        file.write_text(json.dumps(_given(launch, scenario, ports)))
+        file.write_text(json.dumps(_given(launch, scenario, ports) | {"images": list(images)}))
         with log.open("w") as output:
             process = subprocess.Popen(
                 [str(launch.python), "-P", str(PROGRAM), str(file)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment_of(launch),
+                env=environment_of(launch) | {"PYTHONFAULTHANDLER": "1"},
                 start_new_session=True,
             )
         running = Running(process=process, log=log)
@@ -111,6 +117,7 @@ def _given(launch: Launch, scenario: Scenario, ports: Ports) -> dict[str, Any]:
         "environment": launch.boot["environment"] | ports.environment,
         "arguments": launch.boot["arguments"],
         "optional": launch.boot["optional_arguments"] | ports.arguments,
+        "replaced": launch.boot if launch.boot["device"] == "cpu" else None,
         "waves": waves(scenario),
         "prompts": [list(request.input_ids) for request in scenario.requests],
         "tokens": [request.max_new_tokens for request in scenario.requests],

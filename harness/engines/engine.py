@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from harness.engines import scratch
+from harness.engines import temporary_folders
 from harness.engines.errors import EngineCrashed, EngineHung, EngineLost, EngineNotClean, Frame
 from harness.engines.process import Launch, Progress, Started, StartHost, start_host
 from harness.engines.side import Meanwhile, Side, StepReport, unpacked
@@ -100,7 +100,7 @@ class Engine:
 
     def _share_a_folder(self) -> None:
         """What is handed over goes through it (see harness.engine_side.transfer_backend.files)."""
-        self._folder = scratch.ScratchFolder("handoff-")
+        self._folder = temporary_folders.TemporaryFolder("handoff-")
         for side in self.sides:
             handoff = {**side.launch.boot["handoff"], "folder": self._folder.name}
             side.launch = replace(side.launch, boot={**side.launch.boot, "handoff": handoff})
@@ -117,8 +117,8 @@ class Engine:
         self._rooms = {}
         answers = []
         for side in self.sides:
-            if side.endings is not None:
-                side.endings.mark()
+            if side.exits is not None:
+                side.exits.mark()
             limit = running_limit if side is self.sides[-1] else None
             command = {"op": "begin", "chunk": chunk, "running_limit": limit, "record": record}
             answers += [answer for answer, _ in side.ask_ranks(command)]

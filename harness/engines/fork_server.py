@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from harness.both_sides import wire
-from harness.engines import process, scratch
-from harness.engines.endings import exit_code
+from harness.engines import process, temporary_folders
 from harness.engines.errors import EngineError
+from harness.engines.exits import exit_code
 from harness.engines.process import Launch, Progress, environment_of
 from harness.engines.processes import interrupts_held
 
 #: Of a boot record: what is not looked at before everything is imported; and what only patches for a CPU look at.
 LATER = (
     *("arguments", "optional_arguments", "server_args", "probe", "flags", "mutants_in_graphs", "mutable", "mutated"),
-    *("executed", "lease", "eos_token_ids"),
+    *("executed", "lease", "eos_token_ids", "variables"),
 )
 OF_CPU = ("overlap", "layered", "assumed", "cpu_attention", "lora", "host_cache")
 
@@ -125,7 +125,7 @@ class ForkServer:
 
     def _start(self) -> None:
         self._orders, theirs = socket.socketpair()
-        self._folder = scratch.ScratchFolder("fork-server-")
+        self._folder = temporary_folders.TemporaryFolder("fork-server-")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with theirs, self.log.open("ab") as output, interrupts_held():
             self._process = subprocess.Popen(

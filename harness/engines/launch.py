@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from harness.both_sides import compat, plugin_algorithm
 from harness.both_sides.leases import Request
+from harness.contract.known_issues import issues
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.trace import EOS
 from harness.engines import published
@@ -98,7 +99,8 @@ def build_launch(
         "overlap": overlap,
         "cpu_attention": cpu_attention,
         "revert": revert,
-        "assumed": list(assumed),
+        # the others are the reference's matter, and no reason for another engine
+        "assumed": [one for one in assumed if issues()[one].replaced_on(device)],
         "lease": None if lease is None else lease.plain(),
         "layered": spec.algorithm == "MTP",
         "plugin": spec.plugin,
@@ -107,6 +109,7 @@ def build_launch(
         "changed_files": list(published.changed(env)),
         "environment": _environment(device=device, revert=revert, engine=engine)
         | ({"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"} if engine.enable_unified_radix_tree else {})
+        | ({"SGLANG_ENABLE_OVERLAP_PLAN_STREAM": "1"} if engine.enable_overlap_plan_stream else {})
         | ({"SGLANG_ENABLE_DP_SPEC_PREFILL_COORDINATION": "1"} if engine.dp_spec_prefill_coordination else {})
         | dict(env.environ),
         "arguments": {
@@ -129,6 +132,8 @@ def build_launch(
             boot["arguments"].setdefault("lora_backend", "torch_native")
     if boot["arguments"].get("enable_hierarchical_cache"):
         boot["host_cache"] = True
+    if engine.enable_overlap_plan_stream:
+        boot["variables"] = {"enable_overlap_plan_stream": True}
     if engine.attention_backend == SPARSE:
         boot["indexer"] = True
     if tokenizer is not None:
@@ -211,6 +216,8 @@ def _environment(*, device: str, revert: int | None, engine: EngineConfig) -> di
         environment["SGLANG_ENABLE_JIT_DEEPGEMM"] = "0"
         # By default below TMPDIR, which goes with each engine: nothing that was compiled would be there at the next.
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(home() / "kernels" / "inductor")
+        # By default each engine starts a compiler a core, for the one small function that SGLang compiles for trees.
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
         if ranks > 1:  # multicast over NVLink can put the cards of a shared host out of service
             environment |= NO_MULTICAST
             # Engines share cards by their leases, so that one card may well have less memory free than another.

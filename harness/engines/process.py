@@ -21,9 +21,9 @@ from typing import Any, Protocol
 import psutil
 
 from harness.both_sides import wire
-from harness.engines import endings, scratch, server_args
-from harness.engines.endings import Endings
+from harness.engines import exits, server_args, temporary_folders
 from harness.engines.errors import EngineError, NoLease
+from harness.engines.exits import Exits
 from harness.engines.processes import end_group, interrupts_held
 
 HOST = Path(__file__).parents[1] / "engine_side" / "host" / "engine_host.py"
@@ -32,7 +32,8 @@ HOST = Path(__file__).parents[1] / "engine_side" / "host" / "engine_host.py"
 BOOT_SECONDS = 300.0
 #: What looking at the cards may take beyond the time that a lease is waited for.
 LEASE_SECONDS = 60.0
-CLOSE_SECONDS = 5.0
+#: A killed process is gone once its memory and its share of a GPU are given back, which takes a busy machine a while.
+CLOSE_SECONDS = 60.0
 #: Of a log, said where an engine does not boot or ends.
 TAIL_LINES = 6
 #: What a target's class in SGLang has to have for an EAGLE or EAGLE-3 draft, and what is said where one has not.
@@ -119,7 +120,7 @@ class HostProcess:
     #: the share of a GPU this engine holds; empty without one (see harness.both_sides.leases)
     lease: dict[str, Any] = field(default_factory=dict)
     #: how each process ends, and which first; known from the boot's end on
-    endings: Endings | None = None
+    exits: Exits | None = None
     _folder: tempfile.TemporaryDirectory[str] | None = None
 
     @property
@@ -156,8 +157,8 @@ class HostProcess:
 
     def _listen(self, listener: socket.socket) -> str:
         try:
-            scratch.remove_once()
-            self._folder = scratch.ScratchFolder()
+            temporary_folders.remove_once()
+            self._folder = temporary_folders.TemporaryFolder()
             path = str(Path(self._folder.name, "control.sock"))
             listener.bind(path)  # socket paths have room for about 100 characters
         except OSError as error:
@@ -231,8 +232,8 @@ class HostProcess:
         known = {peer.hello["pid"]: "scheduler" for peer in self.ranks}
         with contextlib.suppress(psutil.Error):
             known = {one.pid: "SGLang's own" for one in psutil.Process(host).children(recursive=True)} | known
-        self.endings = Endings(processes={host: endings.MAIN, **known}, log=self.log)
-        self.endings.start()
+        self.exits = Exits(processes={host: exits.MAIN, **known}, log=self.log)
+        self.exits.start()
 
     def _no_boot(self, what: str) -> EngineError:
         """What happened, the log, and what the user added to the engine's arguments."""
@@ -254,7 +255,7 @@ class HostProcess:
     def close(self) -> None:
         """End the engine's whole process group, by the id we started; safe to call twice."""
         process, self.process = self.process, None  # two threads may close at once, while two sides boot
-        watch, self.endings = self.endings, None
+        watch, self.exits = self.exits, None
         if watch is not None:
             watch.stop()
         if process is not None:

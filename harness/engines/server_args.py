@@ -71,6 +71,7 @@ OPTIONS = {
     "cuda_graph": "--cuda-graph or --disable-cuda-graph",
     "prefill_cuda_graph": "--prefill-cuda-graph or --disable-prefill-cuda-graph",
     "overlap_schedule": "--overlap-schedule or --disable-overlap-schedule",
+    "enable_overlap_plan_stream": "--enable-overlap-plan-stream or --disable-overlap-plan-stream",
     "disable_hybrid_swa_memory": "--disable-hybrid-swa-memory or --hybrid-swa-memory",
 }
 

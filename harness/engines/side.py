@@ -16,9 +16,9 @@ import numpy as np
 
 from harness.both_sides import wire
 from harness.both_sides.wire import named
-from harness.engines import endings, ranks
-from harness.engines.endings import Endings
+from harness.engines import exits, ranks
 from harness.engines.errors import DEFECT, EngineCrashed, EngineError, EngineHung, EngineLost, Frame, Messages
+from harness.engines.exits import Exits
 from harness.engines.process import HostProcess, Peer
 
 #: Deadlines in seconds. A step is one pass of the scheduler's loop; interpreted kernels make it slow on a CPU.
@@ -159,7 +159,7 @@ class Side(HostProcess):
         fallen = ranks.first_to_fall(found)
         if fallen is not None:
             peer, frame = self.ranks[fallen], found[fallen]
-            if not isinstance(frame, tuple) or (self.endings and self.endings.taken()):
+            if not isinstance(frame, tuple) or (self.exits and self.exits.taken()):
                 raise self._silent_end(peer)  # what one rank lost makes the others fall too
             raise self._crashed({**frame[0], **peer.rank}, frame[1])
         if any(frame is None for frame in found):
@@ -188,23 +188,23 @@ class Side(HostProcess):
 
     def _crashed(self, report: dict[str, Any], arrays: dict[str, np.ndarray]) -> Exception:
         """What a rank said of its own end."""
-        if str(report.get("error", "")).startswith(endings.FROM_OUTSIDE):
-            what = f"{endings.OUTSIDE}: a scheduler was interrupted ({endings.FROM_OUTSIDE}), as by Ctrl-C"
+        if str(report.get("error", "")).startswith(exits.FROM_OUTSIDE):
+            what = f"{exits.OUTSIDE}: a scheduler was interrupted ({exits.FROM_OUTSIDE}), as by Ctrl-C"
             return EngineLost({**report, "what": f"{what}; run it again\n  {self.log_tail()}"})
         return EngineCrashed(report, unpacked(arrays))
 
     def _check_stopped(self) -> None:
         """EngineLost where the engine says nothing because somebody stopped it."""
-        for pid, who in self.endings.processes.items() if self.endings is not None else ():
-            if endings.stopped(pid):
-                what = f"{endings.OUTSIDE}: {who} process {pid} is stopped, as by SIGSTOP or a debugger"
+        for pid, who in self.exits.processes.items() if self.exits is not None else ():
+            if exits.stopped(pid):
+                what = f"{exits.OUTSIDE}: {who} process {pid} is stopped, as by SIGSTOP or a debugger"
                 advice = "which says nothing about SGLang; let it run, and run again"
                 raise EngineLost({"what": f"{what}, {advice}", **self._where()})
 
     def _silent_end(self, peer: Peer) -> EngineCrashed | EngineLost:
         """What can be said of a process that could not say anything any more."""
         pid = int(peer.hello.get("pid", 0))
-        watch = self.endings or Endings(processes={pid: str(peer.hello.get("role", "engine"))}, log=self.log)
+        watch = self.exits or Exits(processes={pid: str(peer.hello.get("role", "engine"))}, log=self.log)
         ending, report = watch.first(pid), {**peer.rank, **self._where()}
         if watch.from_outside(ending):
             return EngineLost({**report, "what": f"{watch.describe(ending)}; {self.log_tail()}"})

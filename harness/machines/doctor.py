@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from harness.contract.words import counted, some
-from harness.engines import closure, envs, scratch
+from harness.engines import closure, envs, temporary_folders
 from harness.engines.published import changed_files
 from harness.engines.releases import drivable
 from harness.machines import doctor_gpu
@@ -142,7 +142,7 @@ def _unfit(folder: Path) -> str:
 
 def _left_behind() -> Iterator[Answer]:
     """Temporary folders of engines whose eaglecheck was killed; nothing where there are none."""
-    if found := scratch.left_behind():
+    if found := temporary_folders.left_behind():
         names = some([str(one) for one in found], SHOWN)
         detail = f"{counted(len(found), 'folder')} of an eaglecheck that was killed: {names}"
         yield warn(detail, "eaglecheck run  (the next engine's start removes them)")

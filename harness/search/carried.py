@@ -70,7 +70,7 @@ def rows(boot: Mapping[str, Any], *, sampled: bool) -> list[dict[str, Any]]:
 
 def _patches(boot: Mapping[str, Any], row: compat.Release, sampled: bool) -> list[compat.Patch]:
     ranks = row.dp_patches if boot["arguments"]["enable_dp_attention"] else ()
-    overlap = compat.OVERLAP_ON_A_CPU if boot["overlap"] else ()
+    overlap = compat.PATCHES["overlap"] if boot["overlap"] else ()
     left_out = (*LEFT_OUT, *(() if sampled else SAMPLED))
     return [patch for patch in (*EVERYWHERE, *row.patches, *ranks, *overlap) if patch[1] not in left_out]
 

@@ -41,6 +41,25 @@ class Setup:
     lease: Request | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boot:
+    """(family, scenario)s of one boot configuration of which nobody knows what they show, and those that were followed.
+
+    canary: whether the release has SGLang's kv_canary.
+    """
+
+    known: tuple[One, ...]
+    unknown: tuple[tuple[str, Scenario], ...]
+    canary: bool
+
+    def unwatched(self, new: Sequence[One] = ()) -> One | None:
+        """The quickest, where nobody knows whether the canary can be on; None where somebody does, or there is none."""
+        used = [one for one in (*self.known, *new) if not one.sound.why]
+        if not self.canary or any(one.sound.canary is not None for one in used):
+            return None
+        return min(used, key=lambda one: one.sound.seconds, default=None)
+
+
 _hunt: Hunt
 
 
@@ -65,28 +84,22 @@ def _start(setup: Setup) -> None:
     )
 
 
-def _follow(one: tuple[str, Scenario]) -> One:
-    return follow(_hunt.engines, one[1], one[0])
-
-
-def _watch(one: One) -> One:
-    return watch(_hunt.engines, one)
+def _follow(boot: Boot) -> list[One]:
+    """On one engine, and then on one with SGLang's own canary."""
+    new = [follow(_hunt.engines, scenario, family) for family, scenario in boot.unknown]
+    if (quick := boot.unwatched(new)) is None:
+        return new
+    return [one for one in new if one is not quick] + [watch(_hunt.engines, quick)]
 
 
 def _ask(tasks: Sequence[Task]) -> list[Fate]:
     return _hunt.ask(tasks)
 
 
-def follow_all(setup: Setup, scenarios: Sequence[tuple[str, Scenario]], *, workers: int) -> Iterator[One]:
-    """(family, scenario)s without a mutant, in whatever order they are done."""
+def follow_all(setup: Setup, boots: Sequence[Boot], *, workers: int) -> Iterator[list[One]]:
+    """What is new of each boot configuration, in whatever order they are done."""
     with _pool(setup, workers) as pool:
-        yield from pool.imap_unordered(_follow, scenarios)
-
-
-def watch_all(setup: Setup, followed: Sequence[One], *, workers: int) -> Iterator[One]:
-    """The same, and whether SGLang's own canary can be on there."""
-    with _pool(setup, workers) as pool:
-        yield from pool.imap_unordered(_watch, followed)
+        yield from pool.imap_unordered(_follow, boots)
 
 
 def ask_all(

@@ -22,7 +22,7 @@ from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, UserError
 from harness.engines import envs
 from harness.suite import order
-from harness.suite.census import CENSUS, Census, Counting
+from harness.suite.completeness import COMPLETENESS, Completeness, Counting
 
 if TYPE_CHECKING:  # half of what a session imports, and many need no engine: it comes with the first that is asked for
     from harness.driving.live import LiveEngines
@@ -98,7 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[RELEASE] = _release(config.getoption("--engine"))
     except (UserError, UnknownIssue) as error:
         raise pytest.UsageError(str(error)) from error
-    config.stash[CENSUS] = Census()
+    config.stash[COMPLETENESS] = Completeness()
     if config.getoption("--family") and config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args[:] = [str(FAMILY_TESTS)]  # no other file need be imported
 
@@ -287,15 +287,15 @@ def _look_again(outcome: ScenarioResult) -> str:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
-    node.config.stash[CENSUS].plan(ids)
+    node.config.stash[COMPLETENESS].plan(ids)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Without xdist this process plans; with it, the controller collects nothing itself."""
-    session.config.stash[CENSUS].plan(item.nodeid for item in session.items)
+    session.config.stash[COMPLETENESS].plan(item.nodeid for item in session.items)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):
-        session.config.pluginmanager.register(Counting(session.config), "eaglecheck-census")
+        session.config.pluginmanager.register(Counting(session.config), "eaglecheck-completeness")

@@ -1,8 +1,12 @@
 """SGLang alone: an engine with the arguments of a launch and some prompts, none of our code in its processes.
 
-    python bare_engine.py FILE   JSON: {"environment", "arguments", "optional", "waves", "prompts", "tokens"}
+    python bare_engine.py FILE
 
-waves: how many prompts are generated together, before the prefix cache is flushed and the next ones are.
+JSON: {"environment", "arguments", "optional", "replaced", "waves", "prompts", "tokens", "images"}. replaced: the boot
+record by which replacement kernels are put in, in each process, where a CPU has none of SGLang's; or null. waves: how
+many prompts are generated together, before the prefix cache is flushed and the next ones are. images: empty, or for
+each prompt the rows [n,h] of its images, as Qwen2.5-VL takes them from whoever has computed them, one place each; or
+null.
 
 Run by SGLang's own Python; standard library and SGLang only. The last line says what came back, as JSON.
 """
@@ -13,8 +17,19 @@ import json
 import os
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
+
+
+def replace_kernels(boot: dict[str, Any]) -> None:
+    """What stands in for SGLang's kernels on a CPU; nothing else of ours."""
+    package = types.ModuleType("eaglecheck_engine")
+    package.__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules[package.__name__] = package
+    from eaglecheck_engine.engine_side.host.import_patches import install_patches
+
+    install_patches(boot)
 
 
 def keywords(given: dict[str, Any]) -> dict[str, Any]:
@@ -27,9 +42,17 @@ def keywords(given: dict[str, Any]) -> dict[str, Any]:
     return {**given["arguments"], **{name: value for name, value in given["optional"].items() if name in known}}
 
 
-def main() -> None:
-    given = json.loads(Path(sys.argv[1]).read_text())
-    os.environ.update(given["environment"])
+def sent(rows: list[list[float]] | None) -> Any:
+    """Images of one place each, four patches wide."""
+    import torch
+
+    if rows is None:
+        return None
+    sizes = torch.tensor([[1, 2, 2]] * len(rows))
+    return [{"format": "precomputed_embedding", "feature": torch.tensor(rows), "image_grid_thw": sizes}]
+
+
+def main(given: dict[str, Any]) -> None:
     marks = [time.monotonic()]
     import sglang
 
@@ -43,7 +66,9 @@ def main() -> None:
         if ends:
             engine.flush_cache()
         wave = slice(len(ends), len(ends) + count)
-        ends += engine.generate(input_ids=given["prompts"][wave], sampling_params=sampling[wave])
+        images = [sent(rows) for rows in given["images"][wave]]
+        more = {"image_data": images} if any(images) else {}
+        ends += engine.generate(input_ids=given["prompts"][wave], sampling_params=sampling[wave], **more)
         print(f"generated {len(ends)}", flush=True)
     verifies = [end["meta_info"].get("spec_verify_ct") for end in ends]
     texts = [end["output_ids"] for end in ends]
@@ -52,5 +77,10 @@ def main() -> None:
     engine.shutdown()
 
 
+#: SGLang's own processes start with this file, too.
+GIVEN = json.loads(Path(sys.argv[1]).read_text())
+os.environ.update(GIVEN["environment"])
+if GIVEN["replaced"]:
+    replace_kernels(GIVEN["replaced"])
 if __name__ == "__main__":
-    main()
+    main(GIVEN)

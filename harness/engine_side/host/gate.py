@@ -19,6 +19,7 @@ import numpy as np
 
 from ...both_sides import wire
 from ...both_sides.wire import Arrays
+from ..clock import Clock
 from ..probes.recorder import Recorder, plain_rid
 from ..transfer_backend.files import RULES
 from . import source_swap
@@ -36,7 +37,7 @@ ARRIVAL_SECONDS = 30.0
 class Gate:
     """Blocks the loop between steps and answers the control side's commands."""
 
-    def __init__(self, sock: socket.socket, recorder: Recorder, scheduler: Any) -> None:
+    def __init__(self, sock: socket.socket, recorder: Recorder, scheduler: Any, clock: Clock | None = None) -> None:
         #: makes the mutants of this process, asked only if a scenario arms one; None where there is no probe
         self.make_mutants: Callable[[], ArmedMutants] | None = None
         #: waits for what goes on beside the scheduler loop, before each step
@@ -52,6 +53,9 @@ class Gate:
         self._arrived: dict[str, deque[Any]] = defaultdict(deque)
         self._others: list[Any] = []
         self._running_limit = 0
+        self._clock = clock
+        if clock is not None:
+            clock.watch(self, "_report_step")
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A replacement for the method with which the loop asks for requests."""
@@ -174,6 +178,8 @@ class Gate:
         fired = {} if self._mutants is None else self._mutants.fired()
         arrays = _together(self._recorder.take(all_of_them=True))
         said = {"pool": pool_level(self.scheduler), "fired": fired, **source_swap.taken()}
+        if self._clock is not None:
+            said["spent"] = self._clock.taken()
         return {"op": "ended", **said}, arrays
 
     def _begin(self, command: dict[str, Any]) -> dict[str, Any]:
@@ -192,6 +198,8 @@ class Gate:
         self._limit_running(command["running_limit"] or scheduler.max_running_requests)
         self._recorder.begin()
         self._recorder.active = command["record"]
+        if self._clock is not None:
+            self._clock.taken()
         said = {"flushed": bool(flushed), "chunk": scheduler.chunked_prefill_size, "pool": pool_level(scheduler)}
         return {**said, **source_swap.taken()}
 

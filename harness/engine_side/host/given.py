@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-#: Arguments that the scheduler keeps in another form -> how it is read there.
+#: Arguments that the scheduler keeps in another form, or that it has by an environment variable -> how they are read.
 HELD = {
+    "enable_overlap_plan_stream": lambda scheduler: getattr(scheduler.draft_worker, "plan_stream", None) is not None,
     "disable_overlap_schedule": lambda scheduler: not scheduler.enable_overlap,
     "max_total_tokens": lambda scheduler: int(scheduler.max_total_num_tokens),
     "dp_size": lambda scheduler: _attention_ranks(scheduler),

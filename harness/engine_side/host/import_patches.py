@@ -38,14 +38,14 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
     patches = release.patches
     if boot["arguments"]["enable_dp_attention"]:
         patches = (*patches, *release.dp_patches, *(release.idle_patches if "F-007" in boot["assumed"] else ()))
-        patches = (*patches, *(compat.LAYER_BATCHES if "F-091" in boot["assumed"] else ()))
+        patches = (*patches, *(compat.PATCHES["layer_batches"] if "F-091" in boot["assumed"] else ()))
     patches = (*patches, *(release.plan_patches if "F-011" in boot["assumed"] else ()))
     if boot.get("lora"):
-        patches = (*patches, *compat.LORA_ON_A_CPU)
+        patches = (*patches, *compat.PATCHES["lora"])
     if boot.get("host_cache"):
-        patches = (*patches, *compat.HICACHE_ON_A_CPU)
+        patches = (*patches, *compat.PATCHES["host_cache"])
     if boot["overlap"]:
-        patches = (*patches, *compat.OVERLAP_ON_A_CPU)
+        patches = (*patches, *compat.PATCHES["overlap"])
     ops.install(patches=patches, attention=boot["cpu_attention"])
     return ops
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...both_sides import compat, wire
+from ..clock import Clock
 from ..hooks import HookRegistry
 from ..probes.distributed_probe import DpProbe, HandoffProbe, widths
 from ..probes.graph_probe import GraphProbe
@@ -35,6 +36,8 @@ from .watchdog import Watchdog
 if TYPE_CHECKING:
     from ..mutants.armed import ArmedMutants
 
+#: What the recorder does, where a clock is to tell one from the other.
+OF_RECORDER = ("open_round", "copied", "held", "note", "replayed", "before_replay", "close_round", "take")
 #: Arguments that say where something is, or that each scenario sets anew.
 NAMED = {"model_path", "speculative_draft_model_path", "log_level", "chunked_prefill_size"}
 
@@ -46,18 +49,20 @@ def hook_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> 
     after those patches.
     """
     graphs: list[GraphProbe] = []
+    clock = Clock() if boot.get("clock") else None
 
     def construct(original: Any) -> Any:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
             given = inspect.signature(original).bind(self, *args, **kwargs).arguments
-            _install_in(self, module, boot, ops, graphs[0] if graphs else None, ranks=_ranks(given))
+            seen = graphs[0] if graphs else None
+            _install_in(self, module, boot, ops, seen, ranks=_ranks(given), clock=clock)
 
         return __init__
 
     def load(original: Any) -> Any:
         def init_model_worker(self: Any, *args: Any, **kwargs: Any) -> Any:
-            graphs.append(_watch_captures(boot))
+            graphs.append(_watch_captures(boot, clock))
             return original(self, *args, **kwargs)
 
         return init_model_worker
@@ -77,17 +82,27 @@ def _ranks(given: dict[str, Any]) -> tuple[int, int]:
     return parallel.attn_dp_rank or 0, parallel.tp_rank
 
 
-def _watch_captures(boot: dict[str, Any]) -> GraphProbe:
+def _watch_captures(boot: dict[str, Any], clock: Clock | None) -> GraphProbe:
     release = compat.lookup(boot["release"], overlap=boot["overlap"])
     worker = importlib.import_module(release.worker_module)
     importlib.import_module("sglang.srt.model_executor.model_runner")
     probe = GraphProbe(device=boot["device"])
+    probe.hooks.clock = clock
+    if boot["arguments"].get("enable_torch_compile"):
+        keep_from_compiling(probe)
     if boot.get("mutants_in_graphs"):
         from ..mutants.graphs import GraphMutants
 
         probe.mutants = GraphMutants()
     probe.install(chooser_module=worker, choosers=("select_top_k_tokens", CHAIN_CHOOSER), drafter=release.draft)
     return probe
+
+
+def keep_from_compiling(probe: GraphProbe) -> None:
+    """Our wrappers run as they are around what torch.compile makes of a model; it would compile them with it."""
+    from torch._dynamo import trace_rules
+
+    trace_rules.add(type(probe).__module__.rpartition(".")[0])
 
 
 def _install_in(
@@ -98,16 +113,20 @@ def _install_in(
     graphs: GraphProbe | None,
     *,
     ranks: tuple[int, int],
+    clock: Clock | None,
 ) -> None:
     """Hold the loop, watch it, and say hello to the control side with what there is to know of this process."""
     release, side = release_of(boot), (boot.get("handoff") or {}).get("side", "")
     asked = {"component": draft_input_builder.answers(scheduler)} if side == "decode" else {}  # of SGLang as it is
-    wanted = boot["optional_arguments"] | boot["arguments"]
+    wanted = boot["optional_arguments"] | boot["arguments"] | boot.get("variables", {})
     recorder = Recorder(StagingBuffer() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
+    if clock is not None:
+        clock.watch(recorder, *OF_RECORDER)
     adaptive = bool(boot["arguments"].get("speculative_adaptive"))
     probe = Probe(recorder, release, graphs, adaptive=adaptive, receives=side == "decode")
+    probe.hooks.clock = clock
     sock = connect(os.environ[ENV_SOCKET])
-    gate = Gate(sock, recorder, scheduler)
+    gate = Gate(sock, recorder, scheduler, clock)
     probe.hooks.wrap(sys.modules[release.gate[0]], release.gate[1], gate.wrap)
     gate.retraction.install(probe.hooks, module, sys.modules["sglang.srt.managers.schedule_batch"])
     for name in [name for name in dir(module.Scheduler) if name.startswith("event_loop")]:

@@ -12,7 +12,7 @@ Where to add a mutant:
    (`sites_handoff` for a disaggregated pair, `sites_host` for a hierarchical cache).
 
 Then `pytest cases/meta/test_mutants.py`, and `eaglecheck mutants --only NAME` on an engine. `needs`, what a scenario
-must have for it to show, picks its exercises in `cases/programs.py`.
+must have for it to show, picks its exercises in `cases/exercises.toml`.
 
 `armed` lets the armed mutants act at a site; `graphs` does so inside CUDA graphs, where a replay runs no Python.
 """

@@ -1,7 +1,7 @@
 """What watches the engine. It must not change what the engine computes.
 
 Every call of SGLang's that is wrapped, where, and what the trace has from it. The worker's calls are named as in v2;
-the table of a release (`both_sides/compat.py`) has its own names. A trace's header says what was wrapped.
+the table of a release (`both_sides/compat.toml`) has its own names. A trace's header says what was wrapped.
 
 | call | module | what it gives |
 | --- | --- | --- |

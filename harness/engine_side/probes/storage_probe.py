@@ -12,7 +12,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from queue import Queue
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ import torch
 from ..hooks import HookRegistry
 from .cached_rows import CachedRows
 from .recorder import Recorder
+from .work_queues import WorkQueues
 
 Original = Callable[..., Any]
 #: The queues from which the controller's threads take their work, each before those that it may lead to.
@@ -36,7 +36,7 @@ class StorageProbe:
         self._pages: dict[str, int] = {}
         #: operations whose pages a thread has read
         self._read: deque[Any] = deque()
-        self._done: dict[int, int] = {}
+        self._work = WorkQueues(controller, WORK)
 
     def install(self, hooks: HookRegistry) -> None:
         """Wrap where pages are written, read, and asked for."""
@@ -47,9 +47,10 @@ class StorageProbe:
     def settle(self) -> None:
         """Wait until every thread waits for work, then report what they read."""
         until = time.monotonic() + PATIENCE_SECONDS
-        while not all(self._idle(queue) for name in WORK if (queue := getattr(self._controller, name, None))):
+        while undone := self._work.undone():
             if time.monotonic() > until:
-                raise TimeoutError("threads of SGLang's cache controller did not come to rest")
+                where = "; ".join(undone)
+                raise TimeoutError(f"threads of SGLang's cache controller did not come to rest ({where})")
             time.sleep(0.0002)
         while self._read:
             operation = self._read.popleft()
@@ -59,25 +60,6 @@ class StorageProbe:
         """Nothing of an earlier scenario is kept."""
         self._read.clear()
         self._tree.clear_storage_backend()
-
-    def _idle(self, queue: Queue[Any]) -> bool:
-        """Whether all that was ever put there is done: a thread that asks for more has done what it took before.
-
-        `unfinished_tasks` counts what was put, since SGLang never says that a task is done.
-        """
-        if "get" not in vars(queue):
-            self._watch(queue)
-        return self._done.get(id(queue), 0) == queue.unfinished_tasks
-
-    def _watch(self, queue: Queue[Any]) -> None:
-        original = queue.get
-
-        def get(*args: Any, **kwargs: Any) -> Any:
-            with queue.mutex:
-                self._done[id(queue)] = queue.unfinished_tasks - queue._qsize()
-            return original(*args, **kwargs)
-
-        queue.get = get  # type: ignore[method-assign]
 
     def _writes(self, original: Original) -> Original:
         def write_storage(

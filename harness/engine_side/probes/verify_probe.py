@@ -127,7 +127,7 @@ class VerifyProbe:
             if recorder.round is not None:
                 names = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling"}
                 recorder.note(
-                    "coins",
+                    "uniforms",
                     recorder.copied({name: kwargs[given] for name, given in names.items()}),
                     rule=getattr(original, "__name__", type(original).__name__),
                     thresholds=[float(kwargs.get(name, 1.0)) for name in ("threshold_single", "threshold_acc")],

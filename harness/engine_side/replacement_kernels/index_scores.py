@@ -65,8 +65,9 @@ def fp8_mqa_logits(
     """q [m,H,d], k [n,d] and its scales [n], weights [m,H] -> [m,n]; row i may choose keys starts[i] to ends[i]."""
     keys, scales = kv
     scores = _scores(q, keys, scales.reshape(-1), weights)
-    places = torch.arange(len(keys), device=q.device)
-    return scores.masked_fill((places < starts[:, None]) | (places >= ends[:, None]), float("-inf"))
+    places, out = torch.arange(len(keys), device=q.device), _unseen(len(q), len(keys), q.device)
+    out.copy_(scores.masked_fill((places < starts[:, None]) | (places >= ends[:, None]), float("-inf")))
+    return out
 
 
 def fp8_paged_mqa_logits(
@@ -95,10 +96,15 @@ def fp8_paged_mqa_logits(
     scores = (products * weights.float().reshape(batch, each, heads, 1)).sum(dim=2) * sized  # [B,n,K]
     known = lengths.reshape(batch, -1, 1).expand(-1, each, -1)
     scores = scores.masked_fill(torch.arange(scores.shape[-1], device=q.device) >= known, float("-inf"))
-    out = torch.full((batch * each, longest), float("-inf"), device=q.device)
+    out = _unseen(batch * each, longest, q.device)
     most = min(longest, scores.shape[-1])
     out[:, :most] = scores.reshape(batch * each, -1)[:, :most]
     return out
+
+
+def _unseen(rows: int, columns: int, device: torch.device) -> torch.Tensor:
+    """[rows,columns] that nobody sees; rows begin at multiples of 64, since who chooses reads four at a time."""
+    return torch.full((rows, -(-columns // 64) * 64), float("-inf"), device=device)[:, :columns]
 
 
 def _scores(q: torch.Tensor, keys: torch.Tensor, scales: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

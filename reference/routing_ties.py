@@ -3,8 +3,8 @@
 A replay asks its routers the same rows in the same order whatever it computes in, since it is conditioned on what an
 engine did. So the float32 run says which expert was the last one chosen and which the first one left out (`Edge`), the
 run in the engine's dtype says how far rounding moves the margin between the two (`measured`), and a third run takes the
-other expert wherever the margin is within that (`Leaning`): the same model, as right as the first. This module must not
-judge, and must not know what a row means.
+other expert wherever the margin is within that (`TurnedTies`): the same model, as right as the first. This module must
+not judge, and must not know what a row means.
 
 Shapes: T rows of one call, E experts, k chosen ones.
 """
@@ -23,8 +23,8 @@ from torch import Tensor
 
 #: How many times as far as the second run's an engine's scores may be off, since it rounds in other places.
 ALLOWANCE = 1.5
-#: A tie is within four standard deviations of that. The nearest are tried first, alone: where all lean, the rows that
-#: another row sees went elsewhere too, though an engine seldom turns more than the nearest.
+#: A tie is within four standard deviations of that. The nearest are tried first, alone: where all are turned, the rows
+#: that another row sees went elsewhere too, though an engine seldom turns more than the nearest.
 DEVIATIONS = (1.0, 2.0, 4.0)
 #: Median of |x| of a standard normal x: one row that went elsewhere before says nothing of how scores are rounded.
 MEDIAN = 0.6745
@@ -123,7 +123,7 @@ class Measured:
 
 
 @dataclass(slots=True)
-class Leaning:
+class TurnedTies:
     """Takes the other expert at every tie of `routers` within so many standard deviations."""
 
     recorded: Recorded
@@ -133,12 +133,12 @@ class Leaning:
     _call: int = 0
 
     def _ties(self, edge: Edge) -> Tensor:
-        """bool [T]: the rows of a call that lean."""
-        leans = id(edge.router) in self.routers
-        return edge.margin < leans * ALLOWANCE * self.within * self.deviations.get(id(edge.router), 0.0)
+        """bool [T]: the rows of a call whose tie is turned around."""
+        taken = id(edge.router) in self.routers
+        return edge.margin < taken * ALLOWANCE * self.within * self.deviations.get(id(edge.router), 0.0)
 
     def ties(self) -> frozenset[tuple[int, int]]:
-        """The rows that lean, as (call, row)."""
+        """Those rows, as (call, row)."""
         places = enumerate(self._ties(edge).nonzero()[:, 0].tolist() for edge in self.recorded.edges)
         return frozenset((call, row) for call, rows in places for row in rows)
 
@@ -154,19 +154,19 @@ class Leaning:
         return torch.where(turned, edge.first_out[:, None], chosen)
 
 
-def leanings(recorded: Recorded, deviations: Mapping[int, float], most: int) -> Iterator[Leaning]:
-    """Which ties lean together, the nearest first: of each router alone, or `most` runs of them where they are more;
-    and of all. None twice."""
+def turned_ties(recorded: Recorded, deviations: Mapping[int, float], most: int) -> Iterator[TurnedTies]:
+    """Which ties are turned around together, the nearest first: of each router alone, or `most` runs of them where they
+    are more; and of all. None twice."""
     ids, tried = [id(one) for one in recorded.routers()], {frozenset[tuple[int, int]]()}
     step = -(-len(ids) // most)
     groups = [*(ids[start : start + step] for start in range(0, len(ids), step)), ids]
     for within in DEVIATIONS:
         for routers in groups:
-            leaning = Leaning(recorded=recorded, deviations=deviations, routers=set(routers), within=within)
-            ties = leaning.ties()
+            one = TurnedTies(recorded=recorded, deviations=deviations, routers=set(routers), within=within)
+            ties = one.ties()
             if ties not in tried:
                 tried.add(ties)
-                yield leaning
+                yield one
 
 
 def _between(values: Tensor, one: Tensor, other: Tensor) -> Tensor:

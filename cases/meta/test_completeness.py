@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.suite.census import INCOMPLETE, Census
+from harness.suite.completeness import INCOMPLETE, Completeness
 
 
 @pytest.mark.parametrize(
@@ -15,12 +15,12 @@ from harness.suite.census import INCOMPLETE, Census
     ],
 )
 def test_what_was_planned_is_reported_once(planned, reported, faults):
-    census = Census()
+    completeness = Completeness()
     for ids in planned:
-        census.plan(ids)
+        completeness.plan(ids)
     for name in reported:
-        census.report(name)
-    assert census.faults() == faults
+        completeness.report(name)
+    assert completeness.faults() == faults
 
 
 def test_an_incomplete_session_has_an_exit_code_of_its_own():

@@ -20,7 +20,7 @@ SHOWN = 5
 
 
 @dataclass(slots=True)
-class Census:
+class Completeness:
     """Fed by the controller: `plan` from every worker (they collect the same), `report` at the end of each test."""
 
     planned: Counter[str] = field(default_factory=Counter)
@@ -50,7 +50,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(shown[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-CENSUS = pytest.StashKey[Census]()
+COMPLETENESS = pytest.StashKey[Completeness]()
 
 
 class Counting:
@@ -63,7 +63,7 @@ class Counting:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._failed += report.failed
         if report.when in ("teardown", "???"):  # xdist's word for a test whose worker died
-            self._config.stash[CENSUS].report(report.nodeid)
+            self._config.stash[COMPLETENESS].report(report.nodeid)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -84,4 +84,4 @@ class Counting:
         return bool(most) and self._failed >= most
 
     def _faults(self) -> list[str]:
-        return [] if self._config.option.collectonly else self._config.stash[CENSUS].faults()
+        return [] if self._config.option.collectonly else self._config.stash[COMPLETENESS].faults()

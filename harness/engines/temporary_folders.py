@@ -18,7 +18,7 @@ from pathlib import Path
 PREFIX, LOCK = "eaglecheck-", "owner.lock"
 
 
-class ScratchFolder(tempfile.TemporaryDirectory[str]):
+class TemporaryFolder(tempfile.TemporaryDirectory[str]):
     """A new folder of this process, in `root` or where temporary ones are; OSError where there is no room for one."""
 
     def __init__(self, kind: str = "", *, root: Path | None = None) -> None:

@@ -71,7 +71,7 @@ class Ending:
 
 
 @dataclass(slots=True, kw_only=True)
-class Endings:
+class Exits:
     """Watches processes from `start` to `stop` and keeps their ends in order. processes: pid -> what it is."""
 
     processes: Mapping[int, str]
@@ -95,7 +95,7 @@ class Endings:
                 os.close(one)
             return
         self._stop = os.pipe()
-        self._thread = threading.Thread(target=self._watch, args=(held,), name="endings", daemon=True)
+        self._thread = threading.Thread(target=self._watch, args=(held,), name="exits", daemon=True)
         self._thread.start()
 
     def _watch(self, held: dict[int, int]) -> None:

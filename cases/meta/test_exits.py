@@ -15,8 +15,8 @@ from cases.meta import handmade
 from harness.checks.judge import judge
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
-from harness.engines.endings import MAIN, Endings
 from harness.engines.errors import EngineCrashed, EngineHung, EngineLost
+from harness.engines.exits import MAIN, Exits
 from harness.engines.process import Launch, Peer
 from harness.engines.side import Side
 
@@ -41,8 +41,8 @@ def side_over(tmp_path):
         log.write_text("server started\n")
         side = Side(launch=Launch(python=Path(sys.executable), pythonpath=(), boot={}), log=log)
         side.ranks.append(Peer(sock=ours, hello={"role": "scheduler", "pid": process.pid, "dp_rank": 0}))
-        side.endings = Endings(processes={process.pid: "scheduler"}, log=log)
-        side.endings.start()
+        side.exits = Exits(processes={process.pid: "scheduler"}, log=log)
+        side.exits.start()
         started.append((side, process))
         return side, process
 
@@ -86,11 +86,11 @@ def test_a_process_that_leaves_by_itself_has_crashed(side_over):
 def test_what_sglang_kills_after_one_of_its_processes_failed_is_its_crash_in_that_scenario(side_over, before):
     side, process = side_over()
     if not before:
-        side.endings.mark()
+        side.exits.mark()
     with side.log.open("a") as log:
         log.write("SIGQUIT received. signum=3, frame=x. It usually means one child failed.\n")
     if before:
-        side.endings.mark()
+        side.exits.mark()
     process.kill()
     ends(side, EngineLost if before else EngineCrashed, "was ended by SIGKILL")
 
@@ -115,7 +115,7 @@ def test_ctrl_c_that_reached_a_scheduler_is_no_finding(side_over):
 def family(tmp_path):
     """(watch, main process, child), both waiting; the child is no real one of the other."""
     main, child = (subprocess.Popen([sys.executable, "-c", WAITS], stdin=subprocess.PIPE) for _ in range(2))
-    watch = Endings(processes={main.pid: MAIN, child.pid: "SGLang's own"}, log=tmp_path / "engine.log")
+    watch = Exits(processes={main.pid: MAIN, child.pid: "SGLang's own"}, log=tmp_path / "engine.log")
     watch.start()
     yield watch, main, child
     watch.stop()
@@ -134,7 +134,7 @@ def test_a_main_process_that_was_killed_is_named_and_not_the_child_that_went_wit
 
 
 def test_a_child_that_was_killed_alone_is_named(family, monkeypatch):
-    monkeypatch.setattr("harness.engines.endings.ALONE_SECONDS", 0.05)
+    monkeypatch.setattr("harness.engines.exits.ALONE_SECONDS", 0.05)
     watch, _, child = family
     child.kill()
     assert watch.first(child.pid).pid == child.pid
