@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from harness.both_sides import compat, plugin_algorithm
 from harness.both_sides.leases import Request
-from harness.contract.known_issues import issues
+from harness.contract.finding_pages import issues
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.trace import EOS
 from harness.engines import published
