@@ -19,7 +19,7 @@ from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.trace import EOS
 from harness.engines import published
 from harness.engines.envs import EngineEnv, home
-from harness.engines.process import Launch
+from harness.engines.process import REVERT, Launch
 
 CpuAttention = Literal["torch", "interpreted"]
 
@@ -223,7 +223,7 @@ def _environment(*, device: str, revert: int | None, engine: EngineConfig) -> di
             # Engines share cards by their leases, so that one card may well have less memory free than another.
             environment["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "0"
     if revert is not None:
-        environment["SGLANG_DEBUG_REVERT_PR"] = str(revert)
+        environment[REVERT] = str(revert)
     return environment
 
 
