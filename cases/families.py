@@ -70,7 +70,7 @@ def _ranks(boot: str, prefix: str = "", *only: str) -> list[Scenario]:
 _family(
     "eagle",
     "EAGLE-1 chains: the default set of three steps, and five steps on a pool that is outgrown",
-    lambda: (default_scenarios(), of_table("read-twice"), _apart(BY_NAME["apart"])),
+    lambda: (default_scenarios(), of_table("read-twice", "one-row"), _apart(BY_NAME["apart"])),
 )
 
 _family(
@@ -78,6 +78,7 @@ _family(
     "EAGLE-3 heads: three features by default, two and one by name, a smaller vocabulary, a wider draft",
     lambda: (
         shapes(checkpoint="eagle3-tiny", spec=HEADS, prefix="default-"),
+        of_table("one-row", checkpoint="eagle3-tiny", spec=HEADS, prefix="default-"),
         shapes(checkpoint="eagle3-two", spec=HEADS, prefix="two-", only=FEW),
         shapes(checkpoint="eagle3-wide", spec=HEADS, prefix="wide-", only=FEW),
         _apart(BY_NAME["eagle3-apart"]),
@@ -130,6 +131,7 @@ _family(
     "multi-layer MTP: three layers, each proposing one token; they read the target's states, or each other's",
     lambda: (
         _each("layers", *(one.name for one in default_scenarios() if one.name != "shared-prefix")),
+        of_table("one-row", **BY_NAME["layers"].given, prefix="layers-"),
         _each("layers-pages", *FEW),
         _each("layers-cache", "shared-prefix"),
         _each("layers-chained", *FEW, "chunk-borders", "finish-together", "abort-midway"),

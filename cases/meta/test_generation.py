@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from cases.boots import BY_NAME, OF_FAMILY
 from cases.generation import BESIDE_TOKENS, MOST_REQUESTS, build, generate, greedy, scenarios
 from cases.kit import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life, turns
-from cases.templates_handoff import MOST
+from cases.templates.handoff import MOST
 from cases.timeline import Timeline, inserted
 from harness.checks.logprobs import LOOSE
-from harness.cli.programs import check_scenarios
+from harness.cli.scenario_checks import check_scenarios
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op

@@ -467,7 +467,10 @@ def test_what_is_compiled_of_a_model_is_the_model_alone():
     probe._open = CapturedGraph()
     forward = probe._watched(Model().forward, SimpleNamespace(is_draft_worker=True))
     batch = batch_of([3, 4], [7, 9], size=2)
+    forward(torch.tensor([3, 4]), batch.positions, batch)
+    assert not probe.compiled
     torch.compile(torch.no_grad()(forward), backend=backend)(torch.tensor([3, 4]), batch.positions, batch)
+    assert probe.compiled
     assert len(found) == 1
     assert torch.cat not in found[0]
-    assert [call.what for call in probe._open.calls] == ["forward"]
+    assert [call.what for call in probe._open.calls] == ["forward", "forward"]

@@ -184,11 +184,12 @@ class Oracle:
             if names != OWN:
                 target = weights_of(names[0], "target")[0] if names[0] else self.target
                 for name, folder in adapters.of_target(target, names[2:] if names[2] else ()).items():
-                    place = adapters.beside(target, f"with-{name}")
-                    target = made_once(place, partial(lora.adapted, target, Path(folder)))
+                    place = adapters.beside(target, f"with-{name}-{held}")
+                    target = made_once(place, partial(lora.adapted, target, Path(folder), held=getattr(torch, held)))
                 draft = weights_of(names[1], "draft")[0] if names[1] else self.draft
                 beside = weights_of(names[1], "target")[0] if names[1] else self.target
-                own = load_mixed(target, draft, own=beside, held=getattr(torch, held))
+                summed = torch.float32 if names[2] else None
+                own = load_mixed(target, draft, own=beside, held=getattr(torch, held), target_held=summed)
             head = own.computing(getattr(torch, dtype))
             if spec.token_map is not None and isinstance(head, OnLastState):
                 head = head.proposing(spec.token_map)

@@ -123,7 +123,8 @@ class Prepared:
 
 def _imported(boot: dict[str, Any]) -> Prepared:
     """The patches, and behind them everything that SGLang's engine and schedulers import before they know more."""
-    os.environ.update(boot["environment"])
+    # what is reverted is each engine's own matter, and later
+    os.environ.update({name: value for name, value in boot["environment"].items() if name != "SGLANG_DEBUG_REVERT_PR"})
     hooks, ops = install_patches(boot)
     cuda = None
     if boot["device"] == "cuda":

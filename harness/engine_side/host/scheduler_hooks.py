@@ -98,11 +98,18 @@ def _watch_captures(boot: dict[str, Any], clock: Clock | None) -> GraphProbe:
     return probe
 
 
+def _compiled(boot: dict[str, Any], graphs: GraphProbe | None) -> dict[str, bool]:
+    """What became of torch.compile, where it was asked for: SGLang goes without it where a model does not let it."""
+    asked = boot["arguments"].get("enable_torch_compile") and boot["probe"] == "full"
+    return {"enable_torch_compile": graphs is not None and bool(graphs.compiled)} if asked else {}
+
+
 def keep_from_compiling(probe: GraphProbe) -> None:
     """Our wrappers run as they are around what torch.compile makes of a model; it would compile them with it."""
     from torch._dynamo import trace_rules
 
     trace_rules.add(type(probe).__module__.rpartition(".")[0])
+    probe.compiled = False
 
 
 def _install_in(
@@ -161,7 +168,7 @@ def _install_in(
         "dtype": boot["arguments"]["dtype"],
         "revert": boot["revert"],
         "asked": {name: value for name, value in wanted.items() if name not in NAMED},
-        "given": given(scheduler, set(wanted) - NAMED),
+        "given": given(scheduler, set(wanted) - NAMED) | _compiled(boot, graphs),
         "models": models(scheduler),
         "flags": boot["flags"],
         "eos_token_ids": _eos(scheduler, boot.get("eos_token_ids")),

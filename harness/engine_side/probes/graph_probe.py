@@ -35,6 +35,11 @@ Original = Callable[..., Any]
 OnReplay = Callable[[CapturedGraph], None]
 
 
+def _compiler() -> Any:
+    """What torch.compile has put behind the frames of this thread; None or False where nothing is compiled."""
+    return torch._C._dynamo.eval_frame.get_eval_frame_callback()
+
+
 class GraphProbe:
     """Hooks on torch's graphs and on SGLang's models, in place before the first capture.
 
@@ -54,6 +59,8 @@ class GraphProbe:
         #: called when a model is about to run outside any capture, with the inputs that it is given: where a part of
         #: it is replayed, those are what the graph reads
         self.on_eager: Callable[[Tensors], None] = lambda _inputs: None
+        #: whether a model was captured as torch.compile made it; None where nobody asked for that
+        self.compiled: bool | None = None
         #: whether a part of the last model that ran outside any capture was replayed
         self.partly = False
         #: graphs without calls of their own that were replayed so far
@@ -157,6 +164,8 @@ class GraphProbe:
                 output = original(input_ids, positions, forward_batch, *args, **kwargs)
                 self.partly = self._parts > parts
                 return output
+            if self.compiled is False:
+                self.compiled = callable(_compiler())
             with self._mutated(captured, input_ids, positions, forward_batch, is_draft=is_draft) as (ids, places):
                 before = copied(inputs_of(ids, places, forward_batch, is_draft=is_draft))
                 output = original(ids, places, forward_batch, *args, **kwargs)
