@@ -176,7 +176,8 @@ def _engines() -> Iterator[Answer]:
     """The SGLang beside us, every installed release, and the newest if there is none at all."""
     here, installed = envs.current(), envs.list_installed()
     if here is not None:
-        yield ok(f"in this environment, torch {here.torch}", name=f"SGLang {here.version}")
+        said = filter(None, [f"in this environment, torch {here.torch}", envs.standing(here.version)])
+        yield ok("; ".join(said), name=f"SGLang {here.version}")
     for engine in installed:
         yield (_unpacked if engine.unpacked else _release)(engine, f"SGLang {engine.version}")
         if engine.slimmed:
