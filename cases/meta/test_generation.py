@@ -14,7 +14,7 @@ from cases.kit import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life, tur
 from cases.templates.handoff import MOST
 from cases.timeline import Timeline, inserted
 from harness.checks.logprobs import LOOSE
-from harness.cli.programs import check_scenarios
+from harness.cli.scenario_checks import check_scenarios
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op

@@ -22,19 +22,9 @@ from harness.cli.documents import known_document
 from harness.cli.main import app
 from harness.contract import known_issues
 from harness.contract.conditions import LARGEST_GRAPH, NO_DRAFT, PREFILL_GRAPHS
+from harness.contract.finding_pages import FOLDER, body, issues, read
 from harness.contract.json_files import BadDocument
-from harness.contract.known_issues import (
-    FOLDER,
-    UnknownIssue,
-    assumable,
-    body,
-    checked,
-    issues,
-    known_as,
-    notes,
-    read,
-    without_effect,
-)
+from harness.contract.known_issues import UnknownIssue, assumable, checked, known_as, notes, without_effect
 from harness.contract.requests import ADJUSTING, CUTTING
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.types import Kind, Phase

@@ -61,7 +61,7 @@ def running_limit_reached(kit: Kit) -> Opening:
     return Opening(calm=8)
 
 
-@template(fits=on("no room"), certain=False)
+@template(fits=on("no room"), certain=False, texts=None)
 def pool_exhausted(kit: Kit) -> Opening:
     """Prompts that fit the pool together with what a draft takes, and more to generate than it holds."""
     spec, count = kit.boot.spec, kit.integer(2, 4)

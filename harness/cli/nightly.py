@@ -21,7 +21,7 @@ from cases.families import FAMILIES
 from harness.both_sides import gpus
 from harness.cli import prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, kept, typed_again
-from harness.cli.programs import check_scenarios
+from harness.cli.scenario_checks import check_scenarios
 from harness.contract.outputs import writable, write_json
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted, some
