@@ -147,7 +147,7 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
 
 
 def _loading(plan: Plan, loader: ThreadPoolExecutor) -> dict[str, Future[Oracle]]:
-    """The reference of each pair: of a user's pair, which stands for several of ours, one, that leases its share once."""
+    """The reference of each pair; of a user's pair, which stands for several of ours, one, leased once."""
     setup = plan.setup
     once = {
         folders: loader.submit(load_oracle, *folders, setup.assumed, plan.place, setup.reference)
