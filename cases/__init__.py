@@ -5,7 +5,7 @@
 | a fixed scenario | a table in `fixed.toml`; where it depends on its boot, a `program` in a module `fixed_…` |
 | a known bug | a file in `corpus/`; `catalogue` says what its keys mean |
 | a family | a `Family` in `families`, its boot configurations in `boots`, its name in docs/scenarios.md and README |
-| a way to bring about a coverage point | a function in `templates` or `templates_handoff` |
+| a way to bring about a coverage point | a function in a module of `templates` |
 | a change that must not matter | a function in `meta/relations` |
 | a pair | a line in `checkpoints.RECIPES` |
 | a trained pair | a folder as `training.train` writes it, and a line in `checkpoints.RECIPES` |

@@ -13,8 +13,8 @@ from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field
 
 from harness.contract import plain_files, scenario_v1
+from harness.contract.finding_pages import issues
 from harness.contract.json_files import BadDocument, NotJSON, parsed, shown, validated
-from harness.contract.known_issues import issues
 from harness.contract.scenario import SCENARIO_SCHEMA, Scenario
 from harness.contract.types import Outcome, Verdict
 from harness.contract.usage import UserError, meant, unknown

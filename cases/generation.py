@@ -13,15 +13,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from cases import templates, templates_answers, templates_handoff, templates_rules, templates_texts
 from cases.boots import Boot
 from cases.kit import TEMPLATES, Kit, Opening, possible, shortest_life, turns
+from cases.templates import answers, handoff, rules, texts
 from harness.checks.logprobs import LOOSE
 from harness.contract.requests import ADJUSTING, CUTTING, OF_LOGPROBS, RequestSpec
 from harness.contract.scenario import Scenario
 
-#: Importing them registers their templates.
-ROOMS = (templates, templates_answers, templates_handoff, templates_rules, templates_texts)
 MOST_REQUESTS = 5
 #: Ids that a request may ask the log-probabilities of.
 MOST_IDS = 3
@@ -58,11 +56,7 @@ def generate(boot: Boot, *, count: int, seed: int) -> list[Scenario]:
 def greedy(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
     """Each with requests of greedy tokens alone, which is what a witness follows; not those that are about more."""
     plain = {key: RequestSpec.model_fields[key].default for key in BESIDE_TOKENS}
-    about_more = {
-        name
-        for name, one in TEMPLATES.items()
-        if one.build.__module__ in (templates_answers.__name__, templates_rules.__name__)
-    }
+    about_more = {name for name, one in TEMPLATES.items() if one.build.__module__ in (answers.__name__, rules.__name__)}
     for one in scenarios:
         if about_more.isdisjoint(one.wants):
             yield one.model_copy(update={"requests": tuple(each.model_copy(update=plain) for each in one.requests)})
@@ -78,7 +72,7 @@ def build(
     opening = chosen.build(kit)
     kit.roams = True
     if boot.engine.disaggregation and not quiet:
-        templates_handoff.beside(kit, calm=opening.calm)
+        handoff.beside(kit, calm=opening.calm)
     elif not quiet:
         _bystanders(kit, calm=opening.calm)
         if opening.events:
@@ -99,7 +93,7 @@ def build(
 def _asked(kit: Kit, opening: Opening, *, quiet: bool) -> tuple[RequestSpec, ...]:
     own = kit.timeline.requests if quiet else _with_keys(kit, opening)
     if kit.boot.engine.rejection_sampling:
-        own = tuple(templates_rules.sampling(request, kit.random) for request in own)
+        own = tuple(rules.sampling(request, kit.random) for request in own)
     asked = asking(kit.random, kit.boot, own, cached=opening.cached)
     updates = [step for step, op in kit.timeline.ops if op.kind == "update"]
     before = {one.rid for step, one in kit.timeline.arrivals if updates and step <= max(updates)}
@@ -114,10 +108,10 @@ def _with_keys(kit: Kit, opening: Opening) -> tuple[RequestSpec, ...]:
     nobody follows beside some keys; and one that drafts stays.
     """
     own = kit.timeline.requests
-    if not templates_rules.single(kit.boot) or kit.chance():
+    if not rules.single(kit.boot) or kit.chance():
         return own
     asked = [
-        request if request.rules else _judged(request, templates_rules.perhaps_asking(request, kit.boot, kit.random))
+        request if request.rules else _judged(request, rules.perhaps_asking(request, kit.boot, kit.random))
         for request in own
     ]
     if (plain := _drafting(kit, own)) and not _drafting(kit, asked):
@@ -136,7 +130,7 @@ def _bystanders(kit: Kit, *, calm: int) -> None:
         prompt = kit.prompt_or_branch(kit.length())
         request = kit.request(prompt, new=min(kit.new_tokens(), kit.room(prompt)), stops=True)
         if kit.boot.spelled:
-            request = templates_texts.perhaps_held(request, kit.random)
+            request = texts.perhaps_held(request, kit.random)
         kit.timeline.arrive(calm + kit.integer(0, 8), request)
 
 

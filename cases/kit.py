@@ -152,7 +152,7 @@ class Template:
     """How a coverage point is brought about.
 
     certain: it happens whatever the draws, so the scenario may want it; fits: on which boot configurations it can be;
-    roams: its requests may be on any rank; texts: for engines with a tokenizer, which have templates of their own;
+    roams: its requests may be on any rank; texts: for engines with a tokenizer, or without; None: for both;
     often: what the boot configurations that it fits are for, so that every second scenario is of one of these.
     """
 
@@ -160,7 +160,7 @@ class Template:
     certain: bool
     fits: Callable[[Boot], bool]
     roams: bool
-    texts: bool
+    texts: bool | None
     often: bool
 
 
@@ -168,7 +168,12 @@ TEMPLATES: dict[str, Template] = {}
 
 
 def template(
-    *, fits: Callable[[Boot], bool], certain: bool = True, roams: bool = False, texts: bool = False, often: bool = False
+    *,
+    fits: Callable[[Boot], bool],
+    certain: bool = True,
+    roams: bool = False,
+    texts: bool | None = False,
+    often: bool = False,
 ) -> Callable[[Callable[[Kit], Opening]], Callable[[Kit], Opening]]:
     """Decorator: the function's name is the coverage point's name, or one of its own where it is not certain."""
 
@@ -183,7 +188,7 @@ def template(
 
 def possible(boot: Boot) -> list[str]:
     """The templates that fit a boot configuration, the simplest first."""
-    return [name for name, one in TEMPLATES.items() if one.texts == boot.spelled and one.fits(boot)]
+    return [name for name, one in TEMPLATES.items() if one.texts in (boot.spelled, None) and one.fits(boot)]
 
 
 def turns(boot: Boot, random: Random) -> list[str]:

@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cases.catalogue import CaseError
 from harness.contract import plain_files
+from harness.contract.finding_pages import CellPattern, Rate, Release, Signature, issues
 from harness.contract.json_files import BadDocument, validated
-from harness.contract.known_issues import CellPattern, Rate, Release, Signature, issues
 
 #: Where it is said what a file is made of.
 DESCRIBED = "what it holds:  docs/nightly.md"

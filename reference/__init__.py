@@ -5,7 +5,7 @@ Read in this order:
 1. `attention` and `model`: layers that keep their rows, and a target made of them. `llama`, `eagle1` and `eagle3`:
    Llama-like targets and EAGLE's heads. `families`: published mixtures of experts (`mixtures`, `experts`), latent
    attention (`mla`), sinks and gates (`heads`), gated delta networks (`delta`), and their next-token layers (`nextn`).
-   `mtp`: MiMo-V2's and Step-3.5's layers. `hf_target`: a target's own module from Hugging Face, where none of ours
+   `mtp`: MiMo-V2's and Step-3.5's layers. `hf_target`, `hf_module`: a target's own module, where none of ours
    fits. `keys`, `checkpoint`, `rotation` and `pairs` read folders.
 2. `draft`: the rotated rows a head reads and the levels of proposals; `tree`: which of them are verified; `verify`:
    which of those are accepted. `windows`: what MTP layers read instead of draft steps.

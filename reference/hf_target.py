@@ -2,8 +2,8 @@
 
 The module says what a row's states and logits are; everything about speculation stays ours. It runs whole sequences:
 rows that hang on a sequence are run as the sequences that they stand for, each from its first token. Nothing about a
-module is taken on trust: a few rows are run when it is loaded, and what could not be a target of ours is refused. This
-module must not know an architecture by name.
+module is taken on trust: a few rows are run when it is loaded, and what could not be a target of ours is refused.
+`hf_module` makes it. This module must not know an architecture by name.
 
 Shapes: T rows, m rows of branches, h hidden width, V vocabulary, L layers.
 """
@@ -12,10 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
-import re
-import sys
-import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,24 +20,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from harness.contract.words import some
 from reference.attention import SCORES, Kept, Sight
-from reference.checkpoint import CheckpointError, DamagedError, Weights, all_keys, read_json
-from reference.keys import CHANGES_NOTHING
+from reference.checkpoint import CheckpointError, DamagedError
+from reference.hf_module import brief, check_readable, load_module, shortened
 from reference.model import Drafter, Trunk
-from reference.rotation import kind_of
-
-#: Tensors of a draft's own layers, which a target's folder may hold; layers behind the target's last are such too.
-DRAFT_TENSORS = re.compile(r"(^|\.)mtp\b|(^|\.)mtp_")
-#: What a module computes anew, whatever a file says.
-COMPUTED_TENSORS = re.compile(r"rotary_emb|inv_freq|masked_bias$|attn\.bias$")
-#: Keys of a config that speak of a draft's layers in the same folder.
-DRAFT_KEYS = {"num_nextn_predict_layers", "num_mtp_layers", "mtp_num_layers"}
-#: Keys that say what else the files show: a tensor that is missing or unread is refused anyway.
-SHOWN_KEYS = {
-    *("attention_bias", "mlp_bias", "qkv_bias", "use_bias", "lm_head_bias"),
-    *("qk_norm", "use_qk_norm", "tie_word_embeddings"),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +57,10 @@ class HfTarget:
 
         held: the dtype another program keeps the weights in, so that both compute with the same numbers.
         """
-        _readable(Path(path))
-        module = _module(Path(path), held or dtype)
+        check_readable(Path(path))
+        module = load_module(Path(path), held or dtype)
         if bad := [name for name, one in module.named_parameters() if not bool(one.isfinite().all())]:
-            raise DamagedError(f"{path}: {_some(bad)} holds NaN or infinity; expected finite numbers")
+            raise DamagedError(f"{path}: {shortened(bad)} holds NaN or infinity; expected finite numbers")
         target = HfTarget(module.to(device).eval().requires_grad_(False), dtype)
         _probe(Path(path), target)
         return target
@@ -165,13 +147,6 @@ class HfTarget:
         if stack is None:
             raise CheckpointError(f"{type(self.module).__name__} has no list of its {self.layers} layers")
         return stack
-
-
-def _transformers() -> Any:
-    """The package, which takes seconds to import: whoever needs no module of its own does not wait for it."""
-    import transformers
-
-    return transformers
 
 
 @contextlib.contextmanager
@@ -310,145 +285,6 @@ def _tokens(trunk: Trunk) -> Tensor:
     return kept.tokens
 
 
-def _readable(path: Path) -> None:
-    """CheckpointError for a config that the module would read only in part."""
-    auto = _transformers().AutoConfig
-    file = path / "config.json"
-    raw = read_json(file)
-    if "quantization_config" in raw:
-        raise CheckpointError(f"{file}: quantization_config is {raw['quantization_config']!r}; not built here")
-    try:
-        with _quiet():
-            config = auto.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        text, above = config.get_text_config(), DRAFT_KEYS | SHOWN_KEYS | {"architectures"}
-        above |= {key for keys in CHANGES_NOTHING.values() for key in keys.split()}
-        if text is config or raw.get("text_config"):
-            sides = [(config, raw)] if text is config else [(config, raw), (text, raw["text_config"])]
-            known = [_read_by(type(one)) | above for one, _ in sides]
-        else:  # older ones have the keys of their text beside the others
-            sides, known = [(text, raw)], [_read_by(type(config)) | _read_by(type(text)) | above]
-            _taken_over(raw, text.to_dict())
-    except Exception as error:  # whatever a config makes it say
-        raise CheckpointError(f"{file}: transformers cannot read it ({_brief(error)})") from error
-    with all_keys(file, "transformers"):
-        kind_of(sides[-1][1])  # of two that a config says the module takes one
-    for (one, said), keys in zip(sides, known, strict=True):
-        for key in {key for key, value in said.items() if value is not None} - keys:
-            raise CheckpointError(
-                f"{file}: {key} is {said[key]!r}; transformers' {type(one).__name__} does not read it"
-            )
-
-
-def _taken_over(raw: Mapping[str, Any], text: Mapping[str, Any]) -> None:
-    """ValueError where the config of a text has another number than the file that it was read out of.
-
-    None is what another key switches off, such as a window.
-    """
-    found = {**(text.get("rope_parameters") or {}), **text}
-    for key, value in raw.items():
-        if isinstance(value, int | float) and found.get(key) not in (None, value):
-            raise ValueError(f"{key} is {value!r}, and it reads {found[key]!r}")
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Nothing of transformers' own on our terminal: what is wrong with a folder is said in a CheckpointError."""
-    logging: Any = _transformers().utils.logging
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(before)
-
-
-def _read_by(kind: Any) -> set[str]:
-    """Keys that a class of configs and its module read: those that the class has by itself, older names of what turns
-    its heads, and those that the module asks the config for."""
-    own = kind().to_dict()
-    rotation = own.get("rope_parameters") or {}
-    nested = [each for each in rotation.values() if isinstance(each, dict)] or [rotation]
-    older = {"rope_theta", "rope_scaling"} if "rope_parameters" in own else set()
-    return {*own, *kind.attribute_map, *(name for each in nested for name in each), *older, *_asked_for(kind)}
-
-
-def _asked_for(kind: Any) -> set[str]:
-    """What the module of a class of configs asks its config for, and older names that the class takes, by source."""
-    mappings = [_auto(kind)._model_mapping, _transformers().AutoModel._model_mapping]
-    module = next(one for one in mappings if kind in one)[kind]
-    source = inspect.getsource(sys.modules[module.__module__])
-    asked = {one or other for one, other in re.findall(r'config\.(\w+)|getattr\((?:self\.)?config, "(\w+)"', source)}
-    return asked | set(re.findall(r'kwargs\.(?:pop|get)\(\s*"(\w+)"', inspect.getsource(kind)))
-
-
-def _auto(kind: Any) -> Any:
-    """What makes a module of a class of configs: one that reads images too has its text's config within it."""
-    package = _transformers()
-    wraps = (
-        "text_config" in getattr(kind, "sub_configs", {}) and kind in package.AutoModelForImageTextToText._model_mapping
-    )
-    return package.AutoModelForImageTextToText if wraps else package.AutoModelForCausalLM
-
-
-def _module(path: Path, held: torch.dtype) -> Any:
-    """The module with the folder's weights; CheckpointError unless each of its own is there, and each there is its."""
-    stored = list(Weights(path, torch.float32))
-    try:
-        with _quiet():
-            config = _transformers().AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-            module, report = _auto(type(config)).from_pretrained(
-                path,
-                dtype=held,
-                attn_implementation="eager",
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # told below
-            )
-    except Exception as error:  # whatever a folder makes it say
-        raise CheckpointError(f"{path}: transformers cannot load it ({_brief(error)})") from error
-    _named(path, module)
-    unread = [name for name in [*report["unexpected_keys"], *_ignored(stored, module)] if not _is_drafts(name, module)]
-    for what in ("missing_keys", "mismatched_keys", "error_msgs"):
-        if report.get(what):
-            other_names = what == "missing_keys" and unread
-            kind = CheckpointError if other_names or what == "error_msgs" else DamagedError
-            raise kind(f"{path}: {what.replace('_', ' ')}: {_some(report[what])}; expected none")
-    if unread:
-        raise CheckpointError(
-            f"{path}: {type(module).__name__} leaves {_some(unread)} unread; expected every tensor read"
-        )
-    return module
-
-
-def _named(path: Path, module: Any) -> None:
-    """CheckpointError unless the folder's architecture, by which engines go, is of the module that its type gave."""
-    found, name = read_json(path / "config.json").get("architectures"), type(module).__name__
-    family = sys.modules[type(module).__module__]
-    if not isinstance(found, list) or not all(isinstance(one, str) and hasattr(family, one) for one in found):
-        raise CheckpointError(
-            f"{path}: architectures is {found!r}, and its model_type is of {name}; expected one of both"
-        )
-
-
-def _ignored(stored: Sequence[str], module: Any) -> list[str]:
-    """Those tensors of the files that the module drops without a word."""
-    patterns = [re.compile(one) for one in getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()]
-    return [name for name in stored if any(one.search(name) for one in patterns)]
-
-
-def _is_drafts(name: str, module: Any) -> bool:
-    """Whether a tensor is of a draft's own layers, or one that the module computes anew."""
-    layer, config = re.search(r"\blayers\.(\d+)\.", name), module.config.get_text_config()
-    drafts = sum(int(getattr(config, key, None) or 0) for key in DRAFT_KEYS)
-    own = range(config.num_hidden_layers, config.num_hidden_layers + drafts)
-    behind = layer is not None and int(layer.group(1)) in own
-    return behind or bool(DRAFT_TENSORS.search(name) or COMPUTED_TENSORS.search(name))
-
-
 def _probe(path: Path, target: HfTarget) -> None:
     """Run a few rows; CheckpointError where the module is not a causal target with L + 1 states of one width."""
     tokens = torch.arange(3, 11, device=target.device) * 7 % target.vocab
@@ -461,7 +297,7 @@ def _probe(path: Path, target: HfTarget) -> None:
             last = read[target.layers]
             own, short = target.logits(last), target.read(tokens[:4], keep=(target.layers,)).states[target.layers]
         except Exception as error:  # whatever a module makes of it
-            raise CheckpointError(f"{path}: {type(target.module).__name__} does not run ({_brief(error)})") from error
+            raise CheckpointError(f"{path}: {type(target.module).__name__} does not run ({brief(error)})") from error
     sizes = [tuple(state.shape) for state in states]
     wanted = [(1, len(tokens), target.hidden)] * (target.layers + 1)
     if sizes != wanted:
@@ -474,11 +310,3 @@ def _probe(path: Path, target: HfTarget) -> None:
     ):
         if one.shape != other.shape or not torch.allclose(one.float(), other.float(), atol=atol, rtol=rtol):
             raise CheckpointError(f"{path}: {what}; expected a causal language model")
-
-
-def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-
-
-def _some(names: Collection[Any]) -> str:
-    return some(sorted(map(str, names)), 3)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from reference.checkpoint import CheckpointError, built_here, read_json
@@ -19,16 +20,17 @@ PLAIN = {"peft_type": "LORA", "bias": "none"}
 OTHERS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
 
 
-def adapted(target: Path, adapter: Path, into: Path) -> None:
+def adapted(target: Path, adapter: Path, into: Path, *, held: torch.dtype = torch.float32) -> None:
     """Fill the folder `into` with the target that the adapter makes of another; CheckpointError if it is none of it.
 
-    A is [r, in], B [out, r], W [out, in]; their product is taken in float64.
+    A is [r, in], B [out, r], W [out, in]; their product is taken in float64. held: the dtype in which an engine keeps
+    each of the three. It keeps no sum of them, so what is written is the sum in float32, and is to be read so.
     """
     config = read_json(adapter / "adapter_config.json")
     built_here(adapter, config, PLAIN)
     if asked := next((key for key in OTHERS if config.get(key)), None):
         raise CheckpointError(f"{adapter}: {asked} is {config[asked]!r}; this reference builds plain LoRA only")
-    weights, parts = load_file(target / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
+    weights, parts = _held(target / "model.safetensors", held), _held(adapter / "adapter_model.safetensors", held)
     while parts:
         name, a = next((name, one) for name, one in parts.items())
         module, _, which = name.removeprefix(PREFIX).removesuffix(".weight").rpartition(".lora_")
@@ -38,6 +40,10 @@ def adapted(target: Path, adapter: Path, into: Path) -> None:
             raise CheckpointError(f"{adapter}: {name!r} {tuple(a.shape)}: no A and B of a matrix that the target has")
         a, b = (one.double() for one in pair if one is not None)
         moved = weight.double() + config["lora_alpha"] / config["r"] * (b @ a)
-        weights[f"{module}.weight"] = moved.to(weight.dtype)
+        weights[f"{module}.weight"] = moved.float()
     shutil.copy(target / "config.json", into)
     save_file({name: weight.contiguous() for name, weight in weights.items()}, into / "model.safetensors")
+
+
+def _held(file: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    return {name: one.to(dtype) if one.is_floating_point() else one for name, one in load_file(file).items()}

@@ -55,16 +55,20 @@ def load_pair(
     return read, load_head(draft, read, held=held)
 
 
-def load_mixed(target: Path, draft: Path, *, own: Path, held: torch.dtype) -> AnyHead:
+def load_mixed(
+    target: Path, draft: Path, *, own: Path, held: torch.dtype, target_held: torch.dtype | None = None
+) -> AnyHead:
     """A draft over another target than `own`, which it came with: new weights for one of the two, and not the other.
+
+    target_held: the dtype that the target's weights are read in, where it is not held.
 
     A next-token layer shares the embedding and head of whatever it runs behind; what its folder has are its own
     target's (see reference.nextn), and are compared with that.
     """
     head = load_pair(own, draft, held=held)[1]
     if isinstance(head, NextNHead):
-        return on_target(head, load_target(target, held=held))
-    return head if own == target else load_pair(target, draft, held=held)[1]
+        return on_target(head, load_target(target, held=target_held or held))
+    return head if own == target else load_head(draft, load_target(target, held=target_held or held), held=held)
 
 
 def load_target(

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from harness.contract.known_issues import KnownIssue
+from harness.contract.finding_pages import KnownIssue
 from reports.markdown import code, table
 from reports.prose import say
 
@@ -18,8 +18,8 @@ INTRODUCTION = """# What was found in SGLang
 Each finding has a page. Its front matter is the only place that says which releases have the finding, what reaches it
 and what it shows as; `eaglecheck` reads it from there. `eaglecheck findings F-025` prints a page.
 
-To add a finding, write a page like the others. `KnownIssue` in `harness/contract/known_issues.py` says what each key of
-the front matter means; settings are conditions by SGLang's names (`harness/contract/conditions.py`). Then type
+To add a finding, write a page like the others. `KnownIssue` in `harness/contract/finding_pages.py` says what each key
+of the front matter means; settings are conditions by SGLang's names (`harness/contract/conditions.py`). Then type
 `make docs`, which generates this index, and run `pytest cases/meta/test_known_issues.py`. F-005, F-009 and F-019 do not
 exist.
 

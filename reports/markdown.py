@@ -85,12 +85,12 @@ def _first(results: Sequence[ScenarioResult]) -> str | None:
     for one in results:
         if found := first_of(one):
             said = block(_cut(describe(found.first, one.scenario, finding=found)))
-            known = "\n".join(f"- {line}" for line in [*facts(one), *flag_lines(one)])
-            pointed = "".join(f"\n- {code(line)}" for line in said_lines(one, found.signature))
+            pointed = [code(line) for line in said_lines(one, found.signature)]
+            listed = "\n".join(f"- {line}" for line in [*pointed, *facts(one), *flag_lines(one)])
             again = [f"eaglecheck recheck {one.folder}   # judges it again without SGLang"]
             again += [] if one.reproducer is None else [f"eaglecheck replay {one.reproducer}   # runs it again"]
             title = f"**First divergence**, in {code(one.scenario.name)}"
-            return "\n\n".join([title, said, known + pointed, block("\n".join(again), "sh")])
+            return "\n\n".join([title, said, listed, block("\n".join(again), "sh")])
     return None
 
 

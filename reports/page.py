@@ -6,17 +6,19 @@ It must not judge, and must not import torch or sglang.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from harness.checks.describe import describe
 from harness.checks.findings import Finding, kinds
 from harness.contract.types import Outcome
+from harness.contract.words import counted
 from harness.coverage import reach_of
 from harness.driving.results import ScenarioResult, accept_lengths_of
 from reports.findings import facts, first_of, flag_lines, known_lines, said_lines
@@ -38,6 +40,8 @@ SCRIPTS = ("data.js", "map.js", "tree.js", "round.js", "page.js")
 LISTED = 100
 #: Rows that travel with a page, of failing scenarios first: some 20 MB. The rounds of all scenarios always do.
 MOST_ROWS = 250_000
+#: An address in a text that is escaped already.
+ADDRESS = re.compile(r"https://[^\s,;()<>]+")
 ORDER = (Outcome.FAIL, Outcome.UNKNOWN, Outcome.PASS)
 
 
@@ -112,14 +116,21 @@ def _rows(ordered: Sequence[tuple[ScenarioResult, Frames]]) -> list[Markup]:
     return found
 
 
+def linked(text: str) -> Markup:
+    """Text whose addresses can be followed."""
+    return Markup(ADDRESS.sub(r'<a href="\g<0>">\g<0></a>', str(escape(text))))
+
+
 def _environment() -> Environment:
-    return Environment(
+    made = Environment(
         loader=PackageLoader("reports"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.filters["linked"] = linked
+    return made
 
 
 def engine_lines(report: Report) -> list[str]:
@@ -156,11 +167,15 @@ def _first(results: Sequence[ScenarioResult]) -> dict[str, Any] | None:
     for at, one in enumerate(results):
         if found := first_of(one):
             title, *lines = describe(found.first, one.scenario, finding=found).split("\n")
+            known = known_lines(one, found.signature)
+            said = [line for line in said_lines(one, found.signature) if line not in known]
             return {
                 "scenario": one.scenario.name,
                 "title": title,
-                "lines": [line.strip() for line in [*lines, *said_lines(one, found.signature)]],
-                "facts": [*facts(one), *flag_lines(one)],
+                "known": known,
+                "lines": [line.strip() for line in [*lines, *said]],
+                "facts": facts(one),
+                "flags": [line.removeprefix("server flags: ") for line in flag_lines(one)],
                 "link": _link(one, found, at),
                 "commands": _commands(one),
             }
@@ -200,8 +215,8 @@ def _scenario(one: ScenarioResult, at: int) -> dict[str, Any]:
         "name": one.scenario.name,
         "outcome": str(one.verdict.outcome),
         "kinds": ", ".join(kinds(one.findings, roots_only=True)) or (reasons[0].splitlines()[0] if reasons else ""),
-        "spec": f"{spec.algorithm} k={spec.num_steps}"
-        + (f" t={spec.eagle_topk} n={spec.num_draft_tokens}" if spec.eagle_topk > 1 else ""),
+        "spec": f"{spec.algorithm}, {counted(spec.num_steps, 'step')}"
+        + (f" × topk {spec.eagle_topk}, {spec.num_draft_tokens} draft tokens" if spec.eagle_topk > 1 else ""),
         "requests": len(one.scenario.requests),
         "rounds": one.rounds,
         "accept": "–" if one.accept is None else one.accept.text,

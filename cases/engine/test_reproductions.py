@@ -5,7 +5,7 @@ import os
 import pytest
 
 from cases.engine.alone import run_alone
-from harness.contract.known_issues import FOLDER, issues
+from harness.contract.finding_pages import FOLDER, issues
 
 PLACE = FOLDER / "repro"
 #: The quickest ends in the first verify; nightly-cpu.yml asks for all, which take a minute to five each.

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cases.catalogue import read_scenario
-from cases.meta.sampling import DRAFTS, Tally, sampled_scenarios
+from cases.meta.sampling import DRAFTS, Counts, sampled_scenarios
 from harness.contract.types import Phase
 
 FOLDER = Path(__file__).parents[1] / "scenarios"
@@ -39,12 +39,12 @@ def test_every_sampled_round_is_what_its_uniforms_decide_and_greedy_neighbours_s
 )
 @pytest.mark.parametrize("release", RELEASES)
 def test_committed_tokens_have_the_distribution_of_their_position(drive_scenario, release, draft):
-    tally = Tally(temperature=1.0)
+    counts = Counts(temperature=1.0)
     for scenario in SAMPLED[draft]:
         outcome = drive_scenario(scenario, engine=release, fresh=True)
         assert outcome.passed, outcome.verdict.reasons
-        tally.add(scenario, outcome.trace)
-    assert tally.strangers == 0
-    assert sum(tally.cells["prompt", 2]) == 8 * COUNT
+        counts.add(scenario, outcome.trace)
+    assert counts.misplaced == 0
+    assert sum(counts.cells["prompt", 2]) == 8 * COUNT
     cells_of_all_tests = 16 * len(DRAFTS) * len(RELEASES)
-    assert tally.misfits(tests=cells_of_all_tests) == []
+    assert counts.misfits(tests=cells_of_all_tests) == []

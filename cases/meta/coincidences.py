@@ -52,7 +52,8 @@ def of_pair(pair: Pair) -> list[str]:
         if name not in constant:
             by_shape.setdefault(value.shape, []).append(name)
     for names in by_shape.values():
-        found += [f"alike: {a} = {b}" for a, b in combinations(names, 2) if _multiples(tensors[a], tensors[b])]
+        alike = _multiples(np.stack([tensors[name].ravel() for name in names]))
+        found += [f"alike: {names[a]} = {names[b]}" for a, b in combinations(range(len(names)), 2) if alike[a, b]]
     return found + [f"size: {one}" for one in equal(sizes(pair))]
 
 
@@ -64,9 +65,12 @@ def _tensors(pair: Pair) -> dict[str, np.ndarray]:
     return {name: value.astype(np.float64) for name, value in named.items()}
 
 
-def _multiples(one: np.ndarray, other: np.ndarray) -> bool:
-    a, b = one.ravel(), other.ravel()
-    return bool((a @ b) ** 2 >= (1 - 1e-12) * (a @ a) * (b @ b))
+def _multiples(rows: np.ndarray) -> np.ndarray:
+    """bool [n, n]: which of the rows [n, numbers] are multiples of which."""
+    products = rows @ rows.T
+    lengths = np.diag(products)
+    alike: np.ndarray = products**2 >= (1 - 1e-12) * lengths[:, None] * lengths
+    return alike
 
 
 def sizes(pair: Pair) -> dict[str, int]:

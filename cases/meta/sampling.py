@@ -70,12 +70,12 @@ class Fit:
 
 
 @dataclass(slots=True)
-class Tally:
-    """Counts by cell over many scenarios. strangers: tokens that do not stand at their position at all."""
+class Counts:
+    """Counts by cell over many scenarios. misplaced: tokens that do not stand at their position at all."""
 
     temperature: float
     cells: dict[Cell, list[int]] = field(default_factory=dict)
-    strangers: int = 0
+    misplaced: int = 0
 
     def add(self, scenario: Scenario, trace: Trace) -> None:
         """Count what the requests of one run committed, each token at its place; ended requests' spare tokens too.
@@ -105,7 +105,7 @@ class Tally:
     def _count(self, cell: Cell, token: int) -> None:
         block, symbol = divmod(token, SYMBOLS)
         if block != cell[1]:
-            self.strangers += 1
+            self.misplaced += 1
         else:
             self.cells.setdefault(cell, [0] * SYMBOLS)[symbol] += 1
 
@@ -119,7 +119,7 @@ class Tally:
         return sorted(found, key=lambda fit: fit.p)
 
     def misfits(self, *, tests: int | None = None) -> list[Fit]:
-        """Cells too rare to be chance. tests: how many share the false-alarm rate, all of this tally's by default."""
+        """Cells too rare to be chance. tests: how many share the false-alarm rate, all cells by default."""
         limit = FALSE_ALARM / max(1, len(self.cells) if tests is None else tests)
         return [fit for fit in self.fits() if fit.p < limit]
 

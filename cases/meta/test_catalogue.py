@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from cases import catalogue
 from cases.catalogue import CaseError
-from harness.cli import prepare, programs
+from harness.cli import prepare, scenario_checks
 from harness.contract import known_issues
 from harness.contract.scenario import Scenario
 from harness.contract.types import Kind, Outcome
@@ -25,7 +25,7 @@ def test_every_case_can_be_read_run_and_distinguished(name):
     assert case.id == case.scenario.name == name
     assert set(case.kinds) <= set(Kind)
     assert case.revert is None or case.revert in prepare.REVERTS
-    programs.check_scenarios([case.scenario], device="cpu")
+    scenario_checks.check_scenarios([case.scenario], device="cpu")
     assert case.assumes == known_issues.checked(case.assumes)
     assert known_issues.without_effect(case.assumes, [(case.scenario.spec, case.scenario.engine)]) == []
 

@@ -7,7 +7,7 @@ from cases.programs import program
 from harness.checks import CHECKS
 from harness.checks.evidence import gather
 from harness.checks.registry import run_check
-from harness.cli.programs import check_scenarios
+from harness.cli.scenario_checks import check_scenarios
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import SpecConfig

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from cases import catalogue, checkpoints, fixed
 from cases.meta import pretended_engine, results
 from harness.both_sides.gpus import CardError
-from harness.cli import programs
+from harness.cli import scenario_checks
 from harness.cli.main import app
 from harness.cli.outcome import Exit, attempt
 from harness.cli.refused import allowed_at
@@ -49,7 +49,7 @@ def place(tmp_path, monkeypatch, made):
     monkeypatch.setattr(Engine, "boot", lambda *_, **__: pytest.fail("an engine was booted"))
     monkeypatch.setattr(catalogue, "names", lambda: ["pr25015", "pr26329"])  # the corpus grows, these texts need not
     few = {"idle_tick", *(name for one in fixed.default_scenarios() for name in one.wants)}
-    monkeypatch.setattr(programs, "POINTS", {name: POINTS[name] for name in sorted(few)})
+    monkeypatch.setattr(scenario_checks, "POINTS", {name: POINTS[name] for name in sorted(few)})
     monkeypatch.setattr(catalogue, "EXAMPLE", "working examples:  SCENARIOS/*.json")
     pretended_engine.furnish(tmp_path / "home")
     (tmp_path / "home" / "published.json").write_text(json.dumps({"versions": envs.SUPPORTED, "when": 1e11}))

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -217,3 +218,23 @@ def test_no_torch_before_an_engine_process_is_started(tmp_path):
         [sys.executable, "-c", STARTS], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.splitlines()[-1:] == ["slow: []"], done.stderr
+
+
+@pytest.mark.usefixtures("work")
+def test_a_checkout_that_cannot_see_its_tags_is_refused_before_a_boot(monkeypatch):
+    here = replace(envs.state("0.5.23"), version="0.0.0.dev1+gabcdef012", ready=True)
+    monkeypatch.setattr(envs, "current", lambda: here)
+    said = "fetch them and install it again:  git fetch --tags && pip install -e python\n"
+    refused = call("run")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.endswith(said)
+    doctor = call("doctor")
+    assert (doctor.exit_code, "to fix it:  git fetch --tags && pip install -e python\n" in doctor.stdout) == (3, True)
+
+
+@pytest.mark.usefixtures("work")
+def test_a_checkout_beside_us_says_that_no_test_ran_on_it(monkeypatch):
+    here = replace(envs.state("0.5.23"), version="0.5.24.dev12+gabcdef012", ready=True)
+    monkeypatch.setattr(envs, "current", lambda: here)
+    said = "in this environment; not in our tests; driven with the hooks of 0.5.23\n"
+    assert said in call("engines", "list").stdout

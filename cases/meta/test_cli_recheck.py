@@ -16,7 +16,8 @@ from cases.meta.test_cli_bad_input import call
 from harness.archive.run_folders import lock
 from harness.archive.store import RunReader, read_case
 from harness.cli.main import app
-from harness.contract.known_issues import KnownIssue, without_effect
+from harness.contract.finding_pages import KnownIssue
+from harness.contract.known_issues import without_effect
 from harness.contract.types import Outcome
 from harness.driving.oracle import Oracle
 from harness.engines import envs

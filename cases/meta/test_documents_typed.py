@@ -10,7 +10,7 @@ import pytest
 from cases import catalogue, fixed, known
 from harness.archive.records import FindingLine, ReproducerManifest, RunManifest, RunVerdict
 from harness.archive.trace_io import _Head
-from harness.cli.programs import check_scenarios
+from harness.cli.scenario_checks import check_scenarios
 from harness.contract.json_files import BadDocument, NotJSON, parsed, validated
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario

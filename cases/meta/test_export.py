@@ -20,7 +20,7 @@ from cases import checkpoints
 from cases.meta import results
 from harness.bisect.changes import changed_files
 from harness.cli.main import app
-from harness.contract.known_issues import FOLDER, issues
+from harness.contract.finding_pages import FOLDER, issues
 from harness.contract.usage import UsageError
 from harness.engine_side.replacement_kernels import cpu_tree
 from harness.engines import envs

@@ -9,8 +9,9 @@ from pydantic import ValidationError
 from cases import fixed
 from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
-from harness.cli.programs import check_scenarios, choose_scenarios
+from harness.cli.programs import choose_scenarios
 from harness.cli.run import _known_failures
+from harness.cli.scenario_checks import check_scenarios
 from harness.contract.usage import UsageError
 from harness.coverage import POINTS, Where, names
 from harness.driving.pairs import checkpoint_pairs

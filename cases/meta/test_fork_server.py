@@ -15,7 +15,7 @@ from cases.meta.processes import survivors
 from harness.engines import fork_server, process
 from harness.engines.errors import EngineError
 from harness.engines.fork_server import ForkServer, ForkServers, can_fork, kind_of
-from harness.engines.process import Launch
+from harness.engines.process import REVERT, Launch
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Stands in for the engine host: what it would import is a name in its environment; a fork says who it is and ends.
@@ -138,6 +138,8 @@ def test_one_fork_server_serves_its_kind_and_another_kind_gets_one_of_its_own(la
     other_arguments = replace(launch, boot={**launch.boot, "arguments": {"k": 1}})
     other_environment = replace(launch, boot={**launch.boot, "environment": {"A": "2"}})
     assert kind_of(launch) == kind_of(other_arguments) != kind_of(other_environment)
+    reverting = {"revert": 25015, "environment": {**launch.boot.get("environment", {}), REVERT: "25015"}}
+    assert kind_of(replace(launch, boot={**launch.boot, **reverting})) == kind_of(launch)
     first = kept.server(launch)
     assert kept.server(other_arguments) is first
     running = psutil.Process(first._process.pid)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from cases.boots import BY_NAME, OF_FAMILY
 from cases.generation import BESIDE_TOKENS, MOST_REQUESTS, build, generate, greedy, scenarios
 from cases.kit import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life, turns
-from cases.templates_handoff import MOST
+from cases.templates.handoff import MOST
 from cases.timeline import Timeline, inserted
 from harness.checks.logprobs import LOOSE
-from harness.cli.programs import check_scenarios
+from harness.cli.scenario_checks import check_scenarios
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
@@ -75,6 +75,12 @@ def test_scenarios_can_run_share_one_engine_survive_json_and_stay_small(boot):
         assert len(scenario.requests) <= (MOST if boot.engine.disaggregation else MOST_REQUESTS + 1)
         assert all(len(request.input_ids) + request.max_new_tokens <= CONTEXT for request in scenario.requests)
         assert all(request.max_new_tokens <= MOST_NEW or request.unlimited for request in scenario.requests)
+
+
+@pytest.mark.parametrize("family", OF_FAMILY)
+def test_what_every_template_makes_in_every_family_can_run(family):
+    made = [build(Random(3), boot, template=name) for boot in OF_FAMILY[family] for name in possible(boot)]
+    check_scenarios(made, device="cpu")
 
 
 @EVERY_BOOT

@@ -15,7 +15,7 @@ from cases.meta import handmade
 from harness.checks import judge
 from harness.checks.asked import not_given
 from harness.cli.outcome import TYPED, typed_again
-from harness.cli.programs import check_scenarios
+from harness.cli.scenario_checks import check_scenarios
 from harness.contract.scenario import Scenario
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.types import Outcome

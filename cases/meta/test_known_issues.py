@@ -22,19 +22,9 @@ from harness.cli.documents import known_document
 from harness.cli.main import app
 from harness.contract import known_issues
 from harness.contract.conditions import LARGEST_GRAPH, NO_DRAFT, PREFILL_GRAPHS
+from harness.contract.finding_pages import FOLDER, body, issues, read
 from harness.contract.json_files import BadDocument
-from harness.contract.known_issues import (
-    FOLDER,
-    UnknownIssue,
-    assumable,
-    body,
-    checked,
-    issues,
-    known_as,
-    notes,
-    read,
-    without_effect,
-)
+from harness.contract.known_issues import UnknownIssue, assumable, checked, known_as, notes, without_effect
 from harness.contract.requests import ADJUSTING, CUTTING
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.types import Kind, Phase
@@ -381,6 +371,17 @@ def test_a_fix_that_was_taken_out_is_known_on_every_release():
     (known,) = known_as([AHEAD], scenario=scenario(), release="0.5.23", device="cpu", revert=25015)[AHEAD]
     assert "0.5.11, fixed in 0.5.12, https://github.com/sgl-project/sglang/pull/25015" in known.line
     assert known_as([AHEAD], scenario=scenario(), release="0.5.23", device="cpu", revert=26329) == {}
+
+
+def test_an_issue_of_some_request_is_none_where_no_request_asks_for_it():
+    crash = "CRASH:ledger:PREFILL:srt/layers/quantization/unquant.py:apply"
+    plain = scenario()
+    embedding = plain.requests[0].model_copy(update={"input_embeds": True})
+    assert known_as([crash], scenario=plain, release="0.5.23", device="cpu") == {}
+    (one,) = known_as(
+        [crash], scenario=plain.model_copy(update={"requests": (embedding,)}), release="0.5.23", device="cpu"
+    )[crash]
+    assert one.id == "F-106"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from cases.fixed import default_scenarios
 from cases.meta import handmade, results
 from cases.programs import EXERCISES
 from harness.both_sides.codes import changed, compiled, placed
-from harness.cli.mutate import NAME
+from harness.cli.mutate import NAME, _drawn
 from harness.cli.report import _document
 from harness.contract.types import Outcome
 from harness.contract.usage import UsageError
@@ -28,7 +28,7 @@ from harness.search.faults import draw
 from harness.search.mutate import Hunt
 from harness.search.operators import changes
 from harness.search.tasks import ASKING, Place, Task, Waiting, rounds, together
-from harness.search.workers import Boot
+from harness.search.workers import Boot, Setup
 from reports.page import Beside, render_page
 from reports.reading import read_report
 
@@ -139,6 +139,20 @@ def test_a_drawn_mutant_is_the_same_for_a_seed_and_another_for_another(tmp_path)
     assert len({one.id for one in drawn}) == 8
     for one in drawn:
         assert fates.applied(SOURCE, [one]) != SOURCE
+
+
+def test_a_campaign_that_goes_on_keeps_what_it_drew(tmp_path):
+    mutants = tuple(results.asked(name) for name in ("one", "two"))
+    setup = Setup(env=None, package=tmp_path, place=Place(release="0.5.23"), folder=tmp_path, seed=1, examples=0)
+    nothing = Followed(sounds=(), ran={})
+    assert _drawn(setup, nothing, count=2, captured=False) == ()
+    kept = fates.Campaign(
+        engine="0.5.23", device="cpu", families=("eagle",), seed=1, examples=0, left_out=(), mutants=mutants
+    )
+    (tmp_path / fates.PLAN).write_text(kept.model_dump_json())
+    assert _drawn(setup, nothing, count=2, captured=False) == mutants
+    assert _drawn(setup, nothing, count=1, captured=False) == mutants[:1]
+    assert _drawn(setup, nothing, count=3, captured=False) == ()
 
 
 def test_what_closes_over_other_variables_or_changes_nothing_is_not_drawn():
@@ -321,14 +335,51 @@ def test_a_worker_takes_what_is_left_of_mutants_that_no_other_has():
     more = tasks_of(*"abc", before=False)
     said = [Task(mutant=one.mutant, stage="line", scenarios=one.scenarios[:1]) for one in more]
     waiting = Waiting(rounds=[said, more], known={"c": Fate(id="c", end=End.KILLED)})
-    assert [[one.mutant.id for one in waiting.take()] for _ in range(3)] == [["a"], ["b"], []], "c is done with"
-    waiting.give([Fate(id="a", end=End.SURVIVED, asked=(label(said[0].scenarios[0]),))])
+    first, second, none = (waiting.take() for _ in range(3))
+    assert [[one.mutant.id for one in batch] for batch in (first, second, none)] == [["a"], ["b"], []], "c is done with"
+    waiting.give(first, [Fate(id="a", end=End.SURVIVED, asked=(label(said[0].scenarios[0]),))])
     (left,) = waiting.take()
     assert left.mutant.id == "a"
     assert left.scenarios == more[0].scenarios[1:]
-    assert waiting.take() == [], "b is with a worker"
-    waiting.give([Fate(id=name, end=End.KILLED) for name in "ab"])
+    assert waiting.take() == [], "b is with a worker, and was never asked"
+    waiting.give([left], [Fate(id="a", end=End.KILLED)])
+    waiting.give(second, [Fate(id="b", end=End.KILLED)])
     assert waiting.take() == []
+
+
+def test_a_survivor_is_with_several_workers_where_there_is_no_other():
+    before = Fate(id="a", end=End.SURVIVED, asked=("s",), boots=1, seconds=2.0, accepted=(3, 1), sound=(4, 2))
+    (one,) = tasks_of("a", before=False)
+    tasks = [Task(mutant=one.mutant, stage="family", scenarios=(each,)) for each in one.scenarios[:2]]
+    waiting = Waiting(rounds=[[each] for each in tasks], known={"a": before})
+    batches = [waiting.take() for _ in range(3)]
+    assert [len(batch) for batch in batches] == [1, 1, 0]
+    also = before.model_copy(update={"seconds": 5.0, "accepted": (9, 3), "sound": (8, 4)})
+    first, second = (also.model_copy(update={"asked": ("s", name)}) for name in "tu")
+    waiting.give(batches[0], [first.model_copy(update={"rows": True, "canary": False})])
+    (both,) = waiting.give(batches[1], [second.model_copy(update={"boots": 2})])
+    assert both == before.model_copy(
+        update={
+            "asked": ("s", "t", "u"),
+            "boots": 2,
+            "seconds": 8.0,
+            "rows": True,
+            "canary": False,
+            "accepted": (15, 5),
+            "sound": (12, 6),
+        }
+    )
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_whoever_kills_a_mutant_has_the_say_though_another_comes_later(first):
+    before = Fate(id="a", end=End.SURVIVED, asked=("s",), seconds=2.0)
+    killed = before.model_copy(update={"end": End.KILLED, "check": "reads", "asked": ("s", "t"), "seconds": 3.0})
+    lived = before.model_copy(update={"asked": ("s", "u"), "rows": True, "seconds": 7.0})
+    known, now = (killed, lived) if first else (lived, killed)
+    both = fates.joined(known, before, now)
+    assert (both.end, both.check, both.seconds) == (End.KILLED, "reads", 8.0)
+    assert both.rows is not first, "what came back after the kill is no part of it"
 
 
 def test_what_is_explained_waits_for_all_others_once_it_was_asked():

@@ -30,7 +30,7 @@ from cases.meta.pretended_card import used
 from cases.meta.processes import survivors, tree
 from cases.meta.test_cli_bad_input import call
 from harness.cli import nightly
-from harness.contract.known_issues import issues
+from harness.contract.finding_pages import issues
 from harness.contract.rates import interval
 from harness.engines import envs
 from harness.night import cells as night_cells

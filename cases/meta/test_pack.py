@@ -226,7 +226,8 @@ def test_a_torch_is_slimmed_to_one_architecture_and_what_went_is_counted(index, 
     reasons = {rule.reason: rule for rule in tree.slimmed}
     assert reasons["headers"].size == len(b"// headers")
     assert len(OTHER.content) < reasons["symbols, and device code of other cards"].size < len(OTHER.content) + 4000
-    assert tree.machine == tuple(f"nvidia/{name}" for name in ("cu13", "cudnn", "cusparselt", "nccl", "nvshmem"))
+    libraries = tuple(f"nvidia/{name}" for name in ("cu13", "cudnn", "cusparselt", "nccl", "nvshmem"))
+    assert tree.machine == (*libraries, "torch/include/pybind11")
 
 
 def test_for_several_cards_its_nccl_travels_too(index, tmp_path):

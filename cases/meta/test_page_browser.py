@@ -62,12 +62,12 @@ def test_it_opens_from_disk_without_a_complaint_and_asks_for_nothing(opened, pag
     assert browser.shot(opened, "wide-light", tmp_path).stat().st_size > 10_000
 
 
-def test_the_verdict_and_what_was_exercised_come_first(opened):
+def test_the_verdict_and_the_first_divergence_come_first(opened):
     order = opened.page.locator("h1, h2").all_inner_texts()
     sentence = "SGLang 0.5.23 diverges in 4 of 6 scenarios (ACCEPT, CRASH, LEAK, POSITION, TOKEN)"
     assert " ".join(order[0].split()) == f"FAIL {sentence}"
-    assert order[1:4] == ["What was exercised", "First divergence", "Requests × rounds"]
-    top = opened.page.locator("#exercised-title").bounding_box()
+    assert order[1:4] == ["First divergence", "What was exercised", "Requests × rounds"]
+    top = opened.page.locator("#first-title").bounding_box()
     assert top["y"] < 500
 
 

@@ -10,7 +10,7 @@ from harness.both_sides import wire
 from harness.engines import ranks
 from harness.engines.errors import EngineHung
 from harness.engines.process import Launch, Peer
-from harness.engines.side import Side
+from harness.engines.side import STEP_SECONDS, Side
 
 
 @pytest.fixture
@@ -89,6 +89,14 @@ def test_the_rank_behind_is_the_one_in_the_earlier_forward():
     ]
     assert min(where, key=ranks.progress)["dp_rank"] == 1
     assert ranks.progress({}) < ranks.progress(where[1])
+
+
+@pytest.mark.parametrize(("load", "times"), [(0.5, 1.0), (4.0, 1.0), (8.0, 2.0), (400.0, 4.0)])
+def test_a_step_has_longer_where_processes_outnumber_processors(load, times, monkeypatch, tmp_path):
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    side = Side(launch=Launch(python=tmp_path, pythonpath=(), boot={}, ranks=1), log=tmp_path / "log")
+    assert side._step_seconds == STEP_SECONDS * times
 
 
 def test_a_side_names_the_silent_rank_that_is_behind_from_the_watchdogs(pairs, monkeypatch, tmp_path):

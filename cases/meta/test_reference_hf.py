@@ -19,7 +19,8 @@ from harness.driving.footprint import footprint
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError, read_json
 from reference.eagle1 import DraftHead
-from reference.hf_target import HfTarget, _taken_over
+from reference.hf_module import _taken_over
+from reference.hf_target import HfTarget
 from reference.pairs import load_pair, load_target
 from reference.pairs import paper_target as load_llama
 

@@ -13,7 +13,7 @@ from cases.meta.test_cli_bad_input import call
 from cases.meta.test_cli_recheck import stable
 from harness.checks.findings import group
 from reports.markdown import LIMIT, block, code, render_markdown
-from reports.page import Beside, render_page
+from reports.page import Beside, linked, render_page
 from reports.page_data import embedded
 from reports.reading import read_report
 
@@ -353,3 +353,9 @@ def test_usage_errors_say_what_to_type(work, name):
     assert done.exit_code == 2, done.output
     assert said.replace("RUN", str(run)) in done.stderr
     assert not (work / "a.html").exists()
+
+
+def test_an_address_in_a_page_can_be_followed_and_nothing_else_is_markup():
+    said = str(linked("<b> (0.5.12, https://github.com/sgl-project/sglang/pull/25015), see"))
+    address = "https://github.com/sgl-project/sglang/pull/25015"
+    assert said == f'&lt;b&gt; (0.5.12, <a href="{address}">{address}</a>), see'

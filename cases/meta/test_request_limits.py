@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cases.catalogue import CaseError, read_scenario
-from harness.cli.programs import check_scenarios
+from harness.cli.scenario_checks import check_scenarios
 from harness.contract.usage import UsageError
 
 TEXTS = {"skip_tokenizer_init": False, "grammar_backend": "xgrammar"}

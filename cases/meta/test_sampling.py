@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cases import checkpoints
-from cases.meta.sampling import FALSE_ALARM, Tally, multinomial_p
+from cases.meta.sampling import FALSE_ALARM, Counts, multinomial_p
 from cases.table_weights import SYMBOLS, TABLE, distribution, token_of
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
@@ -68,8 +68,8 @@ def rounds(random, walk, *, k=3, new=4):
 
 
 def played(walk, *, requests=400, seed=5):
-    """A tally of many requests, committed by `walk`; the prompt's own draw is left to the engine."""
-    random, tally = np.random.default_rng(seed), Tally(temperature=1.0)
+    """The counts of many requests, committed by `walk`; the prompt's own draw is left to the engine."""
+    random, counts = np.random.default_rng(seed), Counts(temperature=1.0)
     request = RequestSpec(rid="a", input_ids=PROMPT, max_new_tokens=4, temperature=1.0)
     scenario = Scenario(name="x", requests=(request,), script=(Op(kind="submit", rids=("a",)), Op(kind="drain")))
     for _ in range(requests):
@@ -77,8 +77,8 @@ def played(walk, *, requests=400, seed=5):
         for index, (c, committed) in enumerate(rounds(random, walk)):
             for slot, token in enumerate(committed):
                 rows.add(rid="a", phase="ACCEPT", slot=slot, committed=c, round=index, input_id=token)
-        tally.add(scenario, Trace(side="engine", scenario_id=scenario.id, header={}, rows=rows.build()))
-    return tally
+        counts.add(scenario, Trace(side="engine", scenario_id=scenario.id, header={}, rows=rows.build()))
+    return counts
 
 
 def right(tokens, parents, rows, uniforms):
@@ -112,11 +112,11 @@ def neighbour(tokens, parents, rows, uniforms):
 
 
 def test_a_right_sampler_is_left_alone():
-    tally = played(right)
-    assert tally.strangers == 0
-    assert len(tally.cells) > 8
-    assert min(sum(counts) for counts in tally.cells.values()) > 20
-    assert tally.misfits() == []
+    counts = played(right)
+    assert counts.misplaced == 0
+    assert len(counts.cells) > 8
+    assert min(sum(one) for one in counts.cells.values()) > 20
+    assert counts.misfits() == []
 
 
 @pytest.mark.parametrize("wrong", [eager, forgetful, one_uniform, neighbour])
@@ -142,4 +142,4 @@ def test_a_request_that_visits_a_cell_twice_is_refused():
     scenario = Scenario(name="x", requests=(request,), script=(Op(kind="submit", rids=("a",)), Op(kind="drain")))
     trace = Trace(side="engine", scenario_id=scenario.id, header={}, rows=rows.build())
     with pytest.raises(ValueError, match="drew twice"):
-        Tally(temperature=1.0).add(scenario, trace)
+        Counts(temperature=1.0).add(scenario, trace)

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from harness.both_sides.mutants import MUTANTS
 from harness.checks import CHECKS
-from harness.contract.known_issues import issues
+from harness.contract.finding_pages import issues
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
 from harness.engines import envs

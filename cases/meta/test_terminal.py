@@ -305,12 +305,13 @@ def environment(version, **options):
 
 def test_engines_list(snapshot):
     engines = [
+        (environment("0.5.13", torch="2.11.0+cu128"), "in this environment"),
         (environment("0.5.11", ready=False, why="not installed", torch="unknown"), ""),
         (environment("0.5.12.post1"), ""),
         (environment("0.5.23", ready=False, why="an installation was interrupted"), ""),
         (environment("0.5.18"), "not in our tests; driven with the hooks of 0.5.16"),
     ]
-    assert printed(render_engines, engines, here=environment("0.5.13", torch="2.11.0+cu128")) == snapshot
+    assert printed(render_engines, engines) == snapshot
 
 
 def test_a_recheck_names_no_cost_since_it_boots_nothing():

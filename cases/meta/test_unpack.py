@@ -73,6 +73,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("cu13", "cudnn", "cusparselt", "nccl", "nvshmem"):
         (folder / "nvidia" / name / "lib").mkdir(parents=True)
     (folder / "nvidia" / "nccl" / "lib" / "libnccl.so.2").write_text("the machine's")
+    (folder / "torch" / "include" / "pybind11").mkdir(parents=True)
     monkeypatch.setattr(fit, "beside_torch", lambda: folder)
     monkeypatch.setattr(fit, "program", lambda name: f"/cuda/bin/{name}")
     return folder
@@ -371,14 +372,14 @@ def test_what_was_slimmed_is_said_by_the_doctor_and_reaches_the_trace(split, hom
     assert found["SGLang 0.5.23 slimmed"] == "; ".join(said)
     (torch,) = [line for line in said if line.startswith("torch-2.14.1: ")]
     assert "without headers, without symbols, and device code of other cards" in torch
-    assert torch.endswith("the machine's own nvidia/nccl, the machine's own nvidia/nvshmem")
+    assert torch.endswith("the machine's own nvidia/nvshmem, the machine's own torch/include/pybind11")
     assert {"stub-cutlass: stands in for cutlass", "stub-flash-mla: stands in for flash_mla"} <= set(said)
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda patch, site: shutil.rmtree(site / "nvidia" / "cudnn"), "takes libraries from nvidia/cudnn beside"),
+        (lambda patch, site: shutil.rmtree(site / "nvidia" / "cudnn"), "takes what it needs from nvidia/cudnn beside"),
         (lambda patch, site: patch.setattr(fit, "program", lambda name: ""), "needs ptxas, which is not found here"),
     ],
 )

@@ -225,6 +225,21 @@ def test_adapter_is_added_as_the_paper_says(pairs, tmp_path, name):
     assert torch.equal(after["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
 
 
+def test_what_an_engine_keeps_of_an_adapter_is_rounded_and_their_sum_is_not(pairs, tmp_path):
+    target = pairs["eagle-tiny"].target
+    adapters.of_target(target, ["first"])
+    adapter = adapters.beside(target, "adapter-first")
+    lora.adapted(target, adapter, tmp_path, held=torch.float16)
+    parts, before = load_file(adapter / "adapter_model.safetensors"), load_file(target / "model.safetensors")
+    after, key = load_file(tmp_path / "model.safetensors"), "model.layers.2.mlp.up_proj"
+    a, b = (parts[f"base_model.model.{key}.lora_{which}.weight"].half().double() for which in "AB")
+    rank, alpha = adapters.ADAPTERS["first"]
+    said = before[f"{key}.weight"].half().double() + alpha / rank * (b @ a)
+    assert torch.equal(after[f"{key}.weight"], said.float())
+    assert not torch.equal(after[f"{key}.weight"], said.half().float())
+    assert torch.equal(after["model.embed_tokens.weight"], before["model.embed_tokens.weight"].half())
+
+
 @pytest.mark.parametrize("change", [{"use_dora": True}, {"bias": "all"}, {"rank_pattern": {"q_proj": 2}}])
 def test_adapter_of_another_method_is_refused(pairs, tmp_path, change):
     target = pairs["eagle-tiny"].target

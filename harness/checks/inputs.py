@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.contract.batches import Part, Share
-from harness.contract.known_issues import assumed_in, issues
+from harness.contract.finding_pages import issues
+from harness.contract.known_issues import assumed_in
 from harness.contract.types import Kind, Phase
 
 #: The known issue in which guesses stand for the next tokens of a prompt.

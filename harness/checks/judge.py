@@ -41,6 +41,7 @@ from harness.checks.routed import routing_ties, usual_routing
 from harness.checks.set_aside import answered_with_errors, set_aside
 from harness.contract import known_issues
 from harness.contract.batches import Part
+from harness.contract.finding_pages import NEWEST
 from harness.contract.measured import usual_ties
 from harness.contract.scenario import Scenario
 from harness.contract.tolerance import budget_for, too_many_ties
@@ -156,7 +157,7 @@ def _assumed(evidence: Evidence) -> list[str]:
         reference.header,
         scenario.spec,
         scenario.engine,
-        release=str(evidence.engine.header.get("release") or known_issues.NEWEST),
+        release=str(evidence.engine.header.get("release") or NEWEST),
         device=str(evidence.engine.header.get("device") or "cpu"),
         asked={key for request in scenario.requests for key in request.asked},
     )

@@ -20,7 +20,7 @@ from harness.archive.store import MANIFEST, read_reproducer, started_with
 from harness.bisect.trials import Subject
 from harness.bisect.verdicts import Failure, Run, checks_version, folder_digest
 from harness.cli import prepare
-from harness.cli.programs import check_scenarios
+from harness.cli.scenario_checks import check_scenarios
 from harness.contract.outputs import writable
 from harness.contract.types import Outcome
 from harness.contract.usage import UsageError, unknown

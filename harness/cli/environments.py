@@ -44,9 +44,11 @@ def list_() -> Exit:
     """List the releases of our tests and all others installed here."""
     from harness.machines.text import render_engines
 
-    others = [engine.version for engine in envs.list_installed() if engine.version not in envs.SUPPORTED]
+    here, others = envs.current(), [one.version for one in envs.list_installed() if one.version not in envs.SUPPORTED]
     rows = [(envs.state(version), envs.standing(version)) for version in (*envs.SUPPORTED, *others)]
-    render_engines(Console(), rows, here=envs.current())
+    if here is not None:
+        rows.insert(0, (here, "; ".join(filter(None, ["in this environment", envs.standing(here.version)]))))
+    render_engines(Console(), rows)
     return Exit.PASS
 
 

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from harness.cli.outcome import Exit, guarded
-from harness.contract.known_issues import body, issues
+from harness.contract.finding_pages import body, issues
 from harness.contract.outputs import check_target, write_text
 from harness.contract.usage import UsageError, nearest
 

@@ -13,7 +13,7 @@ from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS, Mutant
 from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept, typed_again
-from harness.cli.programs import check_scenarios
+from harness.cli.scenario_checks import check_scenarios
 from harness.cli.settings import takes_settings
 from harness.contract.outputs import check_target, writable, write_json
 from harness.contract.providers import AUTO

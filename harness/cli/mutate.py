@@ -199,8 +199,10 @@ def _plan(
     setup: Setup, followed: Followed, names: list[str], *, count: int, captured: bool, survivors_of: Path | None
 ) -> Campaign:
     """Drawn from what was followed, or the mutants of another campaign of the same release."""
-    ran = followed.captured if captured else followed.ran
-    drawn = None if survivors_of is None else fates.read_plan(survivors_of)
+    if survivors_of is None:
+        mutants = _drawn(setup, followed, count=count, captured=captured)
+    else:
+        mutants = fates.read_plan(survivors_of).mutants
     return Campaign(
         engine=setup.env.version,
         device=setup.place.device,
@@ -208,10 +210,18 @@ def _plan(
         seed=setup.seed,
         examples=setup.examples,
         left_out=tuple(f"{one.scenario.name}: {one.why}" for one in followed.sounds if one.why),
-        mutants=tuple(draw(setup.package, ran, count=count, seed=setup.seed, captured=captured))
-        if drawn is None
-        else drawn.mutants,
+        mutants=mutants,
     )
+
+
+def _drawn(setup: Setup, followed: Followed, *, count: int, captured: bool) -> tuple[Asked, ...]:
+    """A campaign that goes on keeps its mutants, though families have other scenarios by now, which run other lines."""
+    kept_here = setup.folder / fates.PLAN
+    mutants = fates.read_plan(setup.folder).mutants[:count] if kept_here.exists() else ()
+    if len(mutants) == count:
+        return mutants
+    ran = followed.captured if captured else followed.ran
+    return tuple(draw(setup.package, ran, count=count, seed=setup.seed, captured=captured))
 
 
 def _names(only: str) -> list[str]:

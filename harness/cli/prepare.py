@@ -19,7 +19,7 @@ from packaging.version import Version
 
 from harness.archive.run_folders import default_root
 from harness.both_sides import gpus, leases
-from harness.cli.programs import check_scenarios
+from harness.cli.scenario_checks import check_scenarios
 from harness.contract import known_issues
 from harness.contract.outputs import writable
 from harness.contract.providers import AUTO, WITNESS

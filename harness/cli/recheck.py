@@ -29,7 +29,8 @@ from harness.checks.findings import by_signature
 from harness.cli import options, prepare
 from harness.cli.documents import RUN_SCHEMA, run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
-from harness.contract.known_issues import assumed_by, assumed_in, issues, without_effect
+from harness.contract.finding_pages import issues
+from harness.contract.known_issues import assumed_by, assumed_in, without_effect
 from harness.contract.outputs import check_target, write_json
 from harness.contract.providers import AUTO, WITNESS, is_witness
 from harness.contract.types import Outcome, Verdict

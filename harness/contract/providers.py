@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 AUTO, PAPER, TRANSFORMERS, WITNESS = "auto", "paper", "transformers", "witness"
+#: What each is, where it judged both sides.
+WHO = {PAPER: "our own modules", TRANSFORMERS: "Hugging Face's modules", WITNESS: "the same SGLang, plain"}
 #: Key of a reference trace's header.
 PROVIDERS = "providers"
 #: How a line of a verdict begins that says who judged, and what nobody did.
@@ -66,9 +68,11 @@ def witnessed_in(header: Mapping[str, Any]) -> Witnessed:
 
 
 def in_words(providers: Iterable[Mapping[str, str]]) -> str:
-    """'paper', or 'transformers (target), paper (draft)'; several scenarios' together, each once."""
+    """'paper (our own modules)', or 'transformers (target), paper (draft)'; several scenarios' together, each once."""
     texts = []
     for one in providers:
-        both = set(one.values())
-        texts.append(both.pop() if len(both) == 1 else ", ".join(f"{name} ({side})" for side, name in one.items()))
+        said = dict.fromkeys(f"{name} ({WHO.get(name, name)})" for name in one.values())
+        texts.append(
+            next(iter(said)) if len(said) == 1 else ", ".join(f"{name} ({side})" for side, name in one.items())
+        )
     return "; ".join(dict.fromkeys(texts))

@@ -9,7 +9,7 @@ function's name is its name in scenarios, verdicts and reports and must not chan
 each time the thing happened. `points` has the words that predicates share. Then two tests ask for the rest:
 
 - `cases/meta/test_coverage_points.py`: a trace that has it, and the nearest one that has it not.
-- `cases/meta/test_generation.py`: a template of the same name in `cases/templates.py` (hand-overs: `templates_handoff`)
+- `cases/meta/test_generation.py`: a template of the same name in `cases/templates`
   that brings it about. A point that comes about by itself is named in that test instead.
 """
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from cases.checkpoints import CHAINED, DRAFT_LAYERS
-from harness.contract.known_issues import issues
+from harness.contract.finding_pages import issues
 from harness.contract.requests import CUTTING
 from harness.contract.scenario import Scenario
 from harness.contract.settings import BFLOAT16, EngineConfig, SpecConfig

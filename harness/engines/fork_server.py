@@ -24,13 +24,13 @@ from harness.both_sides import wire
 from harness.engines import process, temporary_folders
 from harness.engines.errors import EngineError
 from harness.engines.exits import exit_code
-from harness.engines.process import Launch, Progress, environment_of
+from harness.engines.process import REVERT, Launch, Progress, environment_of
 from harness.engines.processes import interrupts_held
 
 #: Of a boot record: what is not looked at before everything is imported; and what only patches for a CPU look at.
 LATER = (
     *("arguments", "optional_arguments", "server_args", "probe", "flags", "mutants_in_graphs", "mutable", "mutated"),
-    *("executed", "lease", "eos_token_ids", "variables"),
+    *("executed", "lease", "eos_token_ids", "variables", "revert"),
 )
 OF_CPU = ("overlap", "layered", "assumed", "cpu_attention", "lora", "host_cache")
 
@@ -40,6 +40,7 @@ def kind_of(launch: Launch) -> str:
     patched = launch.boot.get("device") != "cuda" or launch.boot.get("plugin")
     left_out = LATER if patched else (*LATER, *OF_CPU)
     boot = {name: value for name, value in launch.boot.items() if name not in left_out}
+    boot["environment"] = {name: value for name, value in boot.get("environment", {}).items() if name != REVERT}
     return json.dumps([str(launch.python), *map(str, launch.pythonpath), boot], sort_keys=True)
 
 

@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 from harness.both_sides import compat, plugin_algorithm
 from harness.both_sides.leases import Request
-from harness.contract.known_issues import issues
+from harness.contract.finding_pages import issues
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.trace import EOS
 from harness.engines import published
 from harness.engines.envs import EngineEnv, home
-from harness.engines.process import Launch
+from harness.engines.process import REVERT, Launch
 
 CpuAttention = Literal["torch", "interpreted"]
 
@@ -91,9 +91,9 @@ def build_launch(
     overlap = engine.overlap_schedule
     if overlap is None:
         overlap = compat.default_overlap(env.version, topk=spec.eagle_topk, device=device)
+    folders = {"model_path": str(target), "speculative_draft_model_path": str(draft)}
     boot: dict[str, Any] = {
-        "release": env.version,
-        "tree": None if env.tree is None else str(env.tree),
+        **_installation(env),
         "device": device,
         "probe": "full" if probe else "off",
         "overlap": overlap,
@@ -105,47 +105,65 @@ def build_launch(
         "layered": spec.algorithm == "MTP",
         "plugin": spec.plugin,
         "flags": ["torch.compile off"] if device == "cpu" else [],
-        "slimmed": list(env.slimmed),
-        "changed_files": list(published.changed(env)),
-        "environment": _environment(device=device, revert=revert, engine=engine)
-        | ({"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"} if engine.enable_unified_radix_tree else {})
-        | ({"SGLANG_ENABLE_OVERLAP_PLAN_STREAM": "1"} if engine.enable_overlap_plan_stream else {})
-        | ({"SGLANG_ENABLE_DP_SPEC_PREFILL_COORDINATION": "1"} if engine.dp_spec_prefill_coordination else {})
-        | dict(env.environ),
-        "arguments": {
-            "model_path": str(target),
-            "speculative_draft_model_path": str(draft),
-            "device": device,
-            "context_length": engine.context_length,
-            "disable_overlap_schedule": not overlap,
-            **_speculation(spec, engine),
-            **_serving(engine, device),
-            **engine.server_args,
-        },
+        "environment": _environment(device=device, revert=revert, engine=engine) | dict(env.environ),
+        "arguments": folders
+        | _brought(tokenizer, adapters, device)
+        | _arguments(spec, engine, device, overlap=overlap),
         "server_args": engine.server_args,
         "optional_arguments": _optional(engine),
+        **_switches(engine, lora=bool(adapters), eos=eos, mutants_in_graphs=mutants_in_graphs),
     }
-    if adapters:
-        boot["lora"] = True
-        boot["arguments"] |= {"lora_paths": dict(adapters)}
-        if device == "cpu":  # the one backend of which no kernel is for a GPU
-            boot["arguments"].setdefault("lora_backend", "torch_native")
-    if boot["arguments"].get("enable_hierarchical_cache"):
-        boot["host_cache"] = True
-    if engine.enable_overlap_plan_stream:
-        boot["variables"] = {"enable_overlap_plan_stream": True}
-    if engine.attention_backend == SPARSE:
-        boot["indexer"] = True
-    if tokenizer is not None:
-        boot["arguments"]["tokenizer_path"] = str(tokenizer)
-    if eos is not None or not engine.skip_tokenizer_init:
-        boot[EOS] = list(eos or ())
-    if mutants_in_graphs and engine.cuda_graph:
-        boot["mutants_in_graphs"] = True
-    launch = Launch(python=env.python, pythonpath=env.pythonpath, boot=boot, ranks=engine.tp_size)
+    return _sides(Launch(python=env.python, pythonpath=env.pythonpath, boot=boot, ranks=engine.tp_size), engine)
+
+
+def _installation(env: EngineEnv) -> dict[str, Any]:
+    return {
+        "release": env.version,
+        "tree": None if env.tree is None else str(env.tree),
+        "slimmed": list(env.slimmed),
+        "changed_files": list(published.changed(env)),
+    }
+
+
+def _arguments(spec: SpecConfig, engine: EngineConfig, device: str, *, overlap: bool) -> dict[str, Any]:
+    return {
+        "device": device,
+        "context_length": engine.context_length,
+        "disable_overlap_schedule": not overlap,
+        **_speculation(spec, engine),
+        **_serving(engine, device),
+        **engine.server_args,
+    }
+
+
+def _brought(tokenizer: Path | None, adapters: Mapping[str, str], device: str) -> dict[str, Any]:
+    """Arguments that name what comes with the checkpoints."""
+    found: dict[str, Any] = {} if tokenizer is None else {"tokenizer_path": str(tokenizer)}
+    if adapters and device == "cpu":  # the one backend of which no kernel is for a GPU
+        found["lora_backend"] = "torch_native"
+    return found | ({"lora_paths": dict(adapters)} if adapters else {})
+
+
+def _switches(
+    engine: EngineConfig, *, lora: bool, eos: Sequence[int] | None, mutants_in_graphs: bool
+) -> dict[str, Any]:
+    """What of a boot record is there only where it is needed."""
+    named = eos is not None or not engine.skip_tokenizer_init
+    found = {
+        "lora": lora,
+        "host_cache": bool(engine.server_args.get("enable_hierarchical_cache")),
+        "variables": {"enable_overlap_plan_stream": True} if engine.enable_overlap_plan_stream else {},
+        "indexer": engine.attention_backend == SPARSE,
+        "mutants_in_graphs": mutants_in_graphs and engine.cuda_graph,
+    }
+    return {name: value for name, value in found.items() if value} | ({EOS: list(eos or ())} if named else {})
+
+
+def _sides(launch: Launch, engine: EngineConfig) -> Launch:
+    """The launch itself, or that of both sides of a hand-over."""
     if not engine.disaggregation:
         return launch
-    prefill, decode = (replace(launch, boot=_side(boot, side, engine=engine)) for side in ("prefill", "decode"))
+    prefill, decode = (replace(launch, boot=_side(launch.boot, side, engine=engine)) for side in ("prefill", "decode"))
     return replace(prefill, ranks=prefill.boot["arguments"]["tp_size"], beside=decode)
 
 
@@ -223,7 +241,13 @@ def _environment(*, device: str, revert: int | None, engine: EngineConfig) -> di
             # Engines share cards by their leases, so that one card may well have less memory free than another.
             environment["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "0"
     if revert is not None:
-        environment["SGLANG_DEBUG_REVERT_PR"] = str(revert)
+        environment[REVERT] = str(revert)
+    for name, wanted in (
+        ("SGLANG_ENABLE_UNIFIED_RADIX_TREE", engine.enable_unified_radix_tree),
+        ("SGLANG_ENABLE_OVERLAP_PLAN_STREAM", engine.enable_overlap_plan_stream),
+        ("SGLANG_ENABLE_DP_SPEC_PREFILL_COORDINATION", engine.dp_spec_prefill_coordination),
+    ):
+        environment |= {name: "1"} if wanted else {}
     return environment
 
 

@@ -30,6 +30,8 @@ HOST = Path(__file__).parents[1] / "engine_side" / "host" / "engine_host.py"
 
 #: Deadlines in seconds. Interpreted kernels make everything slow on a CPU.
 BOOT_SECONDS = 300.0
+#: What SGLang's scheduler looks at, when it is made, for the pull request that it reverts.
+REVERT = "SGLANG_DEBUG_REVERT_PR"
 #: What looking at the cards may take beyond the time that a lease is waited for.
 LEASE_SECONDS = 60.0
 #: A killed process is gone once its memory and its share of a GPU are given back, which takes a busy machine a while.

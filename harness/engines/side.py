@@ -6,6 +6,7 @@ Control side. It must never import sglang, and must never decide whether what th
 from __future__ import annotations
 
 import marshal
+import os
 import select
 import time
 from collections.abc import Callable
@@ -23,6 +24,9 @@ from harness.engines.process import HostProcess, Peer
 
 #: Deadlines in seconds. A step is one pass of the scheduler's loop; interpreted kernels make it slow on a CPU.
 STEP_SECONDS = 120.0
+#: How many times as long at most, where more processes want to run than there are processors: kernels that a first
+#: step compiles take so much longer there, and a hang is a claim about SGLang.
+CROWDED = 4.0
 #: When everything has drained, every output is on its way already.
 ARRIVAL_SECONDS = 30.0
 
@@ -74,7 +78,8 @@ class Side(HostProcess):
 
     @property
     def _step_seconds(self) -> float:
-        return STEP_SECONDS * self.launch.patience
+        crowd = os.getloadavg()[0] / (os.cpu_count() or 1)
+        return STEP_SECONDS * self.launch.patience * min(max(crowd, 1.0), CROWDED)
 
     # -- commands ------------------------------------------------------------------------------------------------
 

@@ -55,13 +55,13 @@ def check_machine(manifest: Manifest, progress: Progress) -> None:
 
 
 def _check_own_torch(manifest: Manifest) -> None:
-    """A torch out of the bundle uses NVIDIA's libraries beside the machine's own, and programs of its toolkit."""
+    """A torch out of the bundle uses libraries and headers beside the machine's own, and programs of its toolkit."""
     folders = {name for tree in manifest.trees for name in tree.machine}
     absent = sorted(name for name in folders if not (beside_torch() / name).is_dir())
     if absent:
         raise BundleError(
-            f"the bundle's torch takes libraries from {', '.join(absent)} beside the machine's own torch, and they are "
-            f"not in {beside_torch()}",
+            f"the bundle's torch takes what it needs from {', '.join(absent)} beside the machine's own torch, and they "
+            f"are not in {beside_torch()}",
             next_step="start it with a Python whose torch came as a wheel, with NVIDIA's wheels beside it",
         )
     programs = sorted({name for release in manifest.releases for name in release.programs.values()})

@@ -48,15 +48,12 @@ def render_doctor(console: Console, found: Sequence[Answer], *, first_run_instal
         say(console, "ready to run:  eaglecheck run", style=STYLE["ok"])
 
 
-def render_engines(console: Console, engines: Sequence[tuple[EngineEnv, str]], *, here: EngineEnv | None) -> None:
+def render_engines(console: Console, engines: Sequence[tuple[EngineEnv, str]]) -> None:
     """Releases, each with what there is to say of it beside its state: whether it is installed, and its torch."""
-    rows = [(engine.version, "ready" if engine.ready else engine.why, engine, said) for engine, said in engines]
-    if here is not None:
-        rows.insert(0, (here.version, "ready (this environment)", here, ""))
-    wide = max(len(version) for version, *_ in rows)
-    for version, state, engine, said in rows:
-        line = Text(f"{version:<{wide}}  ")
-        line.append(state, style="green" if engine.ready else "yellow")
+    wide = max(len(engine.version) for engine, _ in engines)
+    for engine, said in engines:
+        line = Text(f"{engine.version:<{wide}}  ")
+        line.append("ready" if engine.ready else engine.why, style="green" if engine.ready else "yellow")
         line.append(f", torch {engine.torch}" if engine.ready else "")
         line.append(f"; {said}" if said else "")
         say(console, line)

@@ -15,7 +15,8 @@ from packaging.version import Version
 from cases.boots import Boot
 from cases.catalogue import Case
 from cases.families import Family
-from harness.contract.known_issues import ends_boot, issues
+from harness.contract.finding_pages import issues
+from harness.contract.known_issues import ends_boot
 from harness.contract.scenario import Scenario
 from harness.contract.settings import EngineConfig
 from harness.driving.adapt import Wanted, adapted

@@ -49,7 +49,7 @@ def ask(cell: Cell, wanted: Mutants, engines: LiveEngines, *, folder: Path) -> C
     tasks = rounds(campaign.mutants, every.sounds, place=place, examples=wanted.examples, seed=wanted.seed)
     waiting = Waiting(rounds=list(tasks), known=fates)
     while time.monotonic() - start < wanted.seconds and (batch := waiting.take()):
-        waiting.give(hunt.ask(batch))
+        waiting.give(batch, hunt.ask(batch))
     return _result(cell, Board.of(campaign, fates, explanations()), start=start)
 
 

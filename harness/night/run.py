@@ -106,19 +106,19 @@ class Driver:
             finally:
                 self.close()
         start = booted = time.monotonic()
-        tally, live = _Tally(cell=cell), self._engines()
+        record, live = _CellRecord(cell=cell), self._engines()
         boots, waited = live.boots, live.waited
         scenarios = self._scenarios(cell)
         for number, scenario in enumerate(scenarios):
             if not number or scenarios[number - 1].updates:
                 self._expect(live, cell, scenarios[number:])
             if cell.draw is not None and number and time.monotonic() - booted > cell.draw.seconds:
-                tally.left_out = len(scenarios) - number
+                record.left_out = len(scenarios) - number
                 break
-            self._scenario(tally, scenario)
+            self._scenario(record, scenario)
             booted = booted if number else time.monotonic()  # the limit is for scenarios, not for the start
-        tally.boots, tally.waited = live.boots - boots, live.waited - waited
-        return tally.result(folder=self.folder, seconds=time.monotonic() - start)
+        record.boots, record.waited = live.boots - boots, live.waited - waited
+        return record.result(folder=self.folder, seconds=time.monotonic() - start)
 
     def _scenarios(self, cell: Cell) -> list[Scenario]:
         if cell.draw is None:
@@ -128,30 +128,30 @@ class Driver:
         made = generate(cell.draw.boot, count=cell.draw.count, seed=cell.draw.seed)
         return adapted(made, self.wanted, device=self.device)
 
-    def _scenario(self, tally: _Tally, scenario: Scenario) -> None:
+    def _scenario(self, record: _CellRecord, scenario: Scenario) -> None:
         boot = scenario.boot_key()
-        if boot in tally.dead:
-            tally.unknown(tally.dead[boot])
+        if boot in record.dead:
+            record.unknown(record.dead[boot])
             return
         try:
-            new = tally.add(self._drive(tally.cell, scenario))
-            self._again(tally, scenario, new)
+            new = record.add(self._drive(record.cell, scenario))
+            self._again(record, scenario, new)
         except EngineError as error:
-            tally.dead[boot] = str(error)
-            tally.unknown(str(error))
+            record.dead[boot] = str(error)
+            record.unknown(str(error))
         except WriteError:
             raise
         except Exception as error:  # one cell's error must not cost the others their night, and is never a pass
             if isinstance(error, OSError) and error.errno in FULL:
                 raise
-            tally.unknown(f"internal error of eaglecheck in {scenario.name}: {type(error).__name__}: {error}")
+            record.unknown(f"internal error of eaglecheck in {scenario.name}: {type(error).__name__}: {error}")
 
     def _drive(self, cell: Cell, scenario: Scenario) -> ScenarioResult:
         live = self._engines()
         live.assumed = cell.assumed_for(scenario)
         return live(scenario, engine=cell.engine, revert=self.revert, fresh=True)
 
-    def _again(self, tally: _Tally, scenario: Scenario, signatures: Sequence[str]) -> None:
+    def _again(self, record: _CellRecord, scenario: Scenario, signatures: Sequence[str]) -> None:
         """Drive a scenario again, at once and on the same engine, for what it was the first to show.
 
         A hang is not tried again: each costs its whole deadline.
@@ -159,15 +159,15 @@ class Driver:
         asked = [signature for signature in signatures if not signature.startswith(f"{Kind.HANG}:")]
         for _ in range(self.repeats if asked else 0):
             try:
-                outcome = self._drive(tally.cell, scenario)
+                outcome = self._drive(record.cell, scenario)
             except EngineError:  # it was driven once and is counted; the next scenario says why there is no engine
                 break
             if any(map(lost_by, outcome.trace.events)):  # somebody ended it: neither shown nor not shown
                 break
             seen = roots(outcome.findings)
             for signature in asked:
-                shown, tried = tally.shown[signature]
-                tally.shown[signature] = (shown + (signature in seen), tried + 1)
+                shown, tried = record.shown[signature]
+                record.shown[signature] = (shown + (signature in seen), tried + 1)
 
 
 def _neighbours(cell: Cell) -> tuple[str, str, str]:
@@ -176,7 +176,7 @@ def _neighbours(cell: Cell) -> tuple[str, str, str]:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Tally:
+class _CellRecord:
     """What one cell has shown so far."""
 
     cell: Cell

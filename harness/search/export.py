@@ -19,7 +19,8 @@ from harness.both_sides import plugin_algorithm
 from harness.checks.describe import describe
 from harness.checks.evidence import tabulate
 from harness.checks.findings import Finding
-from harness.contract.known_issues import Known, issues
+from harness.contract.finding_pages import issues
+from harness.contract.known_issues import Known
 from harness.contract.one_file import no_file
 from harness.contract.requests import RequestSpec
 from harness.contract.trace import Trace

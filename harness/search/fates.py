@@ -125,10 +125,47 @@ class Fate(_Strict):
         """The engine died, hung or did not start: nobody needs a check to see that."""
         return bool({"CRASH", "HANG"} & set(self.kinds))
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether another scenario may still show it."""
+        return self.end in (End.SURVIVED, End.UNKNOWN)
+
     def below(self, floor: float) -> bool:
         """Whether the accept length fell under this share of what it is without the mutant."""
         (tokens, verifies), (sound, sound_verifies) = self.accepted, self.sound
         return bool(verifies and sound_verifies) and tokens * sound_verifies < floor * sound * verifies
+
+
+def joined(known: Fate | None, before: Fate | None, now: Fate) -> Fate:
+    """All that is known of a mutant, where another worker went on with it too: known by now, before this one, after it.
+
+    Who kills it first has the say. What it did in runs that came back later is no part of that.
+    """
+    if known is None or before is None or known == before:
+        return now
+    spent = {
+        "boots": known.boots + now.boots - before.boots,
+        "seconds": round(known.seconds + now.seconds - before.seconds, 1),
+    }
+    if not known.goes_on:
+        return known.model_copy(update=spent)
+    said = now if now.end is not End.SURVIVED else known
+    seen = {"rows": known.rows or now.rows, "text": known.text or now.text}
+    canaries = [one.canary for one in (known, now) if one.canary is not None]
+    return said.model_copy(
+        update=spent
+        | seen
+        | {
+            "asked": (*known.asked, *(one for one in now.asked if one not in known.asked)),
+            "accepted": _more(known.accepted, before.accepted, now.accepted),
+            "sound": _more(known.sound, before.sound, now.sound),
+            "canary": any(canaries) if canaries else None,
+        }
+    )
+
+
+def _more(known: tuple[int, int], before: tuple[int, int], now: tuple[int, int]) -> tuple[int, int]:
+    return known[0] + now[0] - before[0], known[1] + now[1] - before[1]
 
 
 class Explanation(_Strict):

@@ -6,7 +6,7 @@ It must not run anything, and must not draw mutants.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cases.families import FAMILIES
@@ -16,7 +16,7 @@ from harness.contract.scenario import Scenario
 from harness.driving.adapt import NOTHING, Wanted, adapted
 from harness.driving.refusals import refusal
 from harness.search.executed import Sound, usable
-from harness.search.fates import Asked, End, Fate, label
+from harness.search.fates import Asked, Fate, joined, label
 
 #: Followed scenarios of a mutant's first boot configuration, and of each other (`_a_family`). Then come the fixed ones
 #: of all of these that were not followed.
@@ -54,7 +54,7 @@ class Task:
         """What is left of it, with what is known of the mutant by now; None where nothing is."""
         if fate is None:
             return self
-        if fate.end not in (End.SURVIVED, End.UNKNOWN):
+        if not fate.goes_on:
             return None
         left = tuple(one for one in self.scenarios if label(one) not in fate.asked)
         return Task(mutant=self.mutant, stage=self.stage, scenarios=left, before=fate) if left else None
@@ -62,29 +62,37 @@ class Task:
 
 @dataclass(slots=True, kw_only=True)
 class Waiting:
-    """Tasks that are left, of which workers take the next; no mutant is with two of them. known: by mutant."""
+    """Tasks that are left, of which workers take the next. known: by mutant.
+
+    A mutant that was never asked is with one of them. One that was may be with several, in different boot
+    configurations, while there is no other to take: else all would wait for the last survivors.
+    """
 
     rounds: list[list[Task]]
     known: dict[str, Fate]
-    _taken: set[str] = field(default_factory=set)
+    _taken: Counter[str] = field(default_factory=Counter)
 
     def take(self) -> list[Task]:
         """Tasks to do at once, of the earliest round that has any to give now; none where none has."""
+        return self._first(lambda name: not self._taken[name]) or self._first(lambda name: name in self.known)
+
+    def _first(self, free: Callable[[str], bool]) -> list[Task]:
         for number, tasks in enumerate(self.rounds):
-            here = [one for one in tasks if one.mutant.id not in self._taken]
+            here = [one for one in tasks if free(one.mutant.id)]
             if ready := [left for one in here if (left := one.after(self.known.get(one.mutant.id))) is not None]:
                 batch = together(ready)[0]
                 names = {one.mutant.id for one in batch}
                 self.rounds[number] = [one for one in tasks if one.mutant.id not in names]
-                self._taken |= names
+                self._taken.update(names)
                 return batch
         return []
 
-    def give(self, fates: Iterable[Fate]) -> None:
-        """What became of those that were taken."""
-        for one in fates:
-            self.known[one.id] = one
-            self._taken.discard(one.id)
+    def give(self, batch: Iterable[Task], fates: Iterable[Fate]) -> list[Fate]:
+        """What became of those that were taken, and all that is known of them by now."""
+        for task, now in zip(batch, fates, strict=True):
+            self.known[now.id] = joined(self.known.get(now.id), task.before, now)
+            self._taken[now.id] -= 1
+        return [self.known[task.mutant.id] for task in batch]
 
 
 def rounds(

@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
 from pathlib import Path
@@ -60,6 +61,8 @@ class Boot:
         return min(used, key=lambda one: one.sound.seconds, default=None)
 
 
+#: What a worker was given, and what came of it.
+_Came = tuple[list[Task], list[Fate] | BaseException]
 _hunt: Hunt
 
 
@@ -78,7 +81,7 @@ def _start(setup: Setup) -> None:
     _hunt = Hunt(
         engines=engines,
         package=setup.package,
-        folder=setup.folder / "mutated",
+        folder=setup.folder / "mutated" / str(os.getpid()),
         sounds=setup.sounds,
         release=setup.env.version,
     )
@@ -110,21 +113,25 @@ def ask_all(
         mutants, setup.sounds, place=setup.place, examples=setup.examples, seed=setup.seed, explained=explained
     )
     waiting = Waiting(rounds=list(every), known=known)
-    done: SimpleQueue[list[Fate] | BaseException] = SimpleQueue()
+    done: SimpleQueue[_Came] = SimpleQueue()
     busy = 0
     with _pool(setup, workers) as pool:
         while True:
             while busy < workers and (batch := waiting.take()):
-                pool.apply_async(_ask, (batch,), callback=done.put, error_callback=done.put)
+                came = partial(_came, done, batch)
+                pool.apply_async(_ask, (batch,), callback=came, error_callback=came)
                 busy += 1
             if not busy:
                 return
-            fates = done.get()
+            batch, fates = done.get()
             if isinstance(fates, BaseException):
                 raise fates
             busy -= 1
-            waiting.give(fates)
-            yield from fates
+            yield from waiting.give(batch, fates)
+
+
+def _came(done: SimpleQueue[_Came], batch: list[Task], came: list[Fate] | BaseException) -> None:
+    done.put((batch, came))
 
 
 def _pool(setup: Setup, workers: int) -> Pool:

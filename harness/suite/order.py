@@ -23,7 +23,7 @@ def arranged(items: Sequence[pytest.Item], *, release: str) -> list[pytest.Item]
     first_seen: dict[tuple[Any, ...], int] = {}
     for item in items:
         wanted = _configuration(item, release)
-        for part in (wanted, wanted[:2]):
+        for part in (wanted, wanted[:2], wanted[:1]):
             first_seen.setdefault(part, order[item])
 
     def place(item: pytest.Item) -> tuple[Any, ...]:
@@ -31,7 +31,8 @@ def arranged(items: Sequence[pytest.Item], *, release: str) -> list[pytest.Item]
         if mark is None:
             return (1, order[item])
         wanted, last, ends = _configuration(item, release), mark.kwargs.get("last"), mark.kwargs.get("ends_it")
-        return (0, bool(last), first_seen[wanted[:2]], first_seen[wanted], bool(ends), order[item])
+        groups = (first_seen[wanted[:1]], first_seen[wanted[:2]], first_seen[wanted])
+        return (0, bool(last), *groups, bool(ends), order[item])
 
     return sorted(items, key=place)
 

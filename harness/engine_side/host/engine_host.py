@@ -95,7 +95,10 @@ def _check_version(package: types.ModuleType, boot: dict[str, Any]) -> None:
         if not found.is_relative_to(Path(boot["tree"]).resolve()):
             raise RuntimeError(f"asked for the SGLang in {boot['tree']}, imported {found}")
     elif package.__version__ != boot["release"]:
-        raise RuntimeError(f"asked for SGLang {boot['release']}, this environment holds {package.__version__}")
+        raise RuntimeError(
+            f"asked for SGLang {boot['release']}, this environment holds {package.__version__}; a checkout that was "
+            "moved since it was installed is installed again:  pip install -e python"
+        )
 
 
 def _watch(lifeline: socket.socket) -> None:
@@ -123,7 +126,8 @@ class Prepared:
 
 def _imported(boot: dict[str, Any]) -> Prepared:
     """The patches, and behind them everything that SGLang's engine and schedulers import before they know more."""
-    os.environ.update(boot["environment"])
+    # what is reverted is each engine's own matter, and later
+    os.environ.update({name: value for name, value in boot["environment"].items() if name != "SGLANG_DEBUG_REVERT_PR"})
     hooks, ops = install_patches(boot)
     cuda = None
     if boot["device"] == "cuda":

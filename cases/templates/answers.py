@@ -1,4 +1,4 @@
-"""Templates of what comes back beside tokens; see `cases/templates` for what a template is.
+"""Templates of what comes back beside tokens.
 
 Other programs ask for these things too (`cases/generation`); here they come about whatever else is drawn.
 """

@@ -1,7 +1,4 @@
-"""Templates of requests that ask for something of their tokens, and the keys that any generated request may get.
-
-See `cases/templates`.
-"""
+"""Templates of requests that ask for something of their tokens, and the keys that any generated request may get."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Any
 
 from cases.boots import Boot
 from cases.kit import Kit, Opening, template
-from cases.templates import on
+from cases.templates.where import on
 from harness.checks.logprobs import LOOSE
 from harness.contract.requests import CUTTING, RequestSpec
 from harness.coverage.rules import KEYS

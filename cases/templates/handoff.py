@@ -1,4 +1,4 @@
-"""Templates of hand-overs from a prefill to a decode engine; see `cases/templates` for what a template is.
+"""Templates of hand-overs from a prefill to a decode engine.
 
 Only what the two sides and the way between them do is drawn here; what happens inside a batch is drawn there.
 """

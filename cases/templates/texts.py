@@ -1,7 +1,4 @@
-"""Templates of requests that are texts: held to a grammar, thinking before it, or ended by strings and patterns.
-
-See `cases/templates`.
-"""
+"""Templates of requests that are texts: held to a grammar, thinking before it, or ended by strings and patterns."""
 
 from __future__ import annotations
 
