@@ -619,3 +619,31 @@ def test_an_engine_whose_pool_is_wrong_is_not_used_again_though_no_row_differs(m
     found = types.SimpleNamespace(name="a", add=lambda *_args, **_more: None)
     hunt._judge(found, default_scenarios()[0], None)
     assert bool(ended) is closed
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.UNKNOWN])
+def test_a_scenario_that_does_not_pass_without_a_mutant_says_nothing_of_one(monkeypatch, tmp_path, outcome):
+    engines = Engines(None)
+    verdict = types.SimpleNamespace(outcome=outcome, root_kinds=())
+    engines.judge = lambda *_args, **_more: types.SimpleNamespace(verdict=verdict)
+    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
+    said = []
+    found = types.SimpleNamespace(name="a", add=lambda *_args, **_more: said.append(outcome))
+    for passes in (False, True):
+        monkeypatch.setattr(Hunt, "_passes", lambda _self, _scenario, passes=passes: passes)
+        hunt._judge(found, default_scenarios()[0], None)
+        assert bool(said) is passes
+
+
+def test_rows_that_cannot_be_read_are_an_error_of_ours_and_end_no_campaign(monkeypatch, tmp_path):
+    def drive(_engine, _scenario):
+        raise IndexError("index 1 is out of bounds")
+
+    monkeypatch.setattr("harness.search.mutate.drive", drive)
+    hunt = Hunt(engines=Engines(None), package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
+    monkeypatch.setattr(Hunt, "_written", lambda _self, _mutants: {})
+    monkeypatch.setattr(Hunt, "_engine", lambda *_args: types.SimpleNamespace(swap=lambda *_files: 1))
+    monkeypatch.setattr(Hunt, "_logs", lambda _self: {})
+    (task,) = tasks_of("a", before=False)
+    (fate,) = hunt.ask([Task(mutant=task.mutant, stage="line", scenarios=task.scenarios[:1])])
+    assert (fate.end, fate.why) == (End.ERROR, "reading: IndexError: index 1 is out of bounds")

@@ -113,6 +113,8 @@ class Hunt:
                 continue
             except EngineError as error:
                 return found.refused(scenario, str(error))
+            except Exception as error:  # as in `_judge`
+                return found.say(End.ERROR, scenario, why=f"reading: {type(error).__name__}: {error}")
             if self._watched(scenario):
                 alarm = any(ALARM in log.read_text(errors="replace")[size:] for log, size in logs.items())
                 found.canary = bool(found.canary) or alarm
@@ -128,8 +130,8 @@ class Hunt:
         except Exception as error:  # rows that nothing of ours expected: a defect of ours, and no kill
             found.say(End.ERROR, scenario, why=f"judging: {type(error).__name__}: {error}")
             return
-        if outcome.verdict.outcome is Outcome.FAIL and sound is None and not self._passes(scenario):
-            return  # it fails without the mutant too, and says nothing
+        if outcome.verdict.outcome is not Outcome.PASS and sound is None and not self._passes(scenario):
+            return  # it does not pass without the mutant either, and says nothing
         found.add(outcome, sound, same=same)
         if Kind.LEAK in outcome.verdict.root_kinds:  # of a pool whose slots are wrong the next rows say nothing
             self.engines.close()
