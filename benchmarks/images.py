@@ -154,7 +154,8 @@ def asked(chunk: int) -> Scenario:
     """Each prompt as text, each with images, then all of both at once."""
     own = [one for one in FAMILIES["trained"].scenarios if one.checkpoint == CHECKPOINT]
     prompts = list({one.input_ids: one for scenario in own for one in scenario.requests}.values())[: len(SEEN)]
-    names = [f"{what}{place}" for what in ("text", "image", "textall", "imageall") for place in range(len(SEEN))]
+    # those with images first: of a list that begins with none SGLang wraps each one's images twice (`io_struct.py`)
+    names = [f"{what}{place}" for what in ("text", "image", "imageall", "textall") for place in range(len(SEEN))]
     requests = [prompts[place % len(SEEN)].model_copy(update={"rid": name}) for place, name in enumerate(names)]
     half = 2 * len(SEEN)
     script = [op for name in names[:half] for op in (submit(name), Op(kind="flush"))]
@@ -181,8 +182,8 @@ def main() -> int:
         print(f"no verdict: {found.why} {found.sites}")
         return 3
     each = len(SEEN)
-    for what, place in (("alone", 0), ("together", 2 * each)):
-        text, image = (slice(start, start + each) for start in (place, place + each))
+    for what, *places in (("alone", 0, each), ("together", 3 * each, 2 * each)):
+        text, image = (slice(start, start + each) for start in places)
         same = sum(a == b for a, b in zip(found.texts[text], found.texts[image], strict=True))
         print(
             f"{what}: texts equal {same} of {each}; "

@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 
+import pytest
 import torch
 
 from harness.engine_side.replacement_kernels.index_scores import (
@@ -60,11 +61,21 @@ def test_one_length_holds_for_all_queries_of_a_request():
     assert ((found == 0).sum(dim=1) == 7).all()
 
 
-def test_it_stands_in_where_there_is_no_such_package_and_says_so(monkeypatch):
+@pytest.mark.parametrize(
+    ("files", "stands_in"),
+    [((), True), (("__init__.py",), True), (("__init__.py", "include/deep_gemm/common.cuh"), False)],
+    ids=["not-there", "without-headers", "whole"],
+)
+def test_it_stands_in_for_a_package_that_is_not_whole_and_says_so(files, stands_in, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in files:
+        (tmp_path / PACKAGE / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / PACKAGE / name).write_text("")
     scores = IndexScores()
     assert importlib.util.find_spec(PACKAGE) is not None
-    assert sys.modules[PACKAGE].fp8_mqa_logits is fp8_mqa_logits
-    assert {one["subject"] for one in scores.describe()} == {"index scores"}
-    assert IndexScores().describe() == [], "there is one now"
-    monkeypatch.delitem(sys.modules, PACKAGE)
+    assert {one["subject"] for one in scores.describe()} == ({"index scores"} if stands_in else set())
+    assert (PACKAGE in sys.modules) == stands_in
+    if stands_in:
+        assert sys.modules[PACKAGE].fp8_mqa_logits is fp8_mqa_logits
+        monkeypatch.delitem(sys.modules, PACKAGE)

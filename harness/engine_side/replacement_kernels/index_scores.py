@@ -1,4 +1,4 @@
-"""Scores of a sparse attention indexer in plain torch, on a card that has no DeepGEMM.
+"""Scores of a sparse attention indexer in plain torch, where DeepGEMM is not there or has nothing to compile.
 
 Engine side: torch only. Ours, written from DeepSeek-V3.2's report (arXiv 2512.02556, section 2.1): a key's score is the
 sum over index heads of a weight times relu(q · k). Keys and queries in FP8, their scales and the choice of the best
@@ -12,6 +12,7 @@ import importlib.util
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,10 +21,10 @@ PACKAGE = "deep_gemm"
 
 
 class IndexScores:
-    """Of one process: a package of that name, if there is none; `describe` for the trace header."""
+    """Of one process: a package of that name, if there is none that is whole; `describe` for the trace header."""
 
     def __init__(self) -> None:
-        self.absent = importlib.util.find_spec(PACKAGE) is None
+        self.absent = not _whole()
         if self.absent:
             made = types.ModuleType(PACKAGE)
             made.__spec__ = importlib.machinery.ModuleSpec(PACKAGE, None)  # whoever looks for it finds it
@@ -33,11 +34,17 @@ class IndexScores:
     def describe(self) -> list[dict[str, str]]:
         """See cpu_ops.Replacement."""
         names = ("fp8_mqa_logits", "fp8_paged_mqa_logits") if self.absent else ()
-        why = "DeepGEMM is not here"
+        why = "DeepGEMM is not here, or without its headers"
         return [
             {"operation": f"{PACKAGE}.{one}", "by": "stand-in", "subject": "index scores", "reason": why}
             for one in names
         ]
+
+
+def _whole() -> bool:
+    """Whether it is here with the headers of what it compiles at first use; a bundle's comes without."""
+    found = importlib.util.find_spec(PACKAGE)
+    return found is not None and found.origin is not None and (Path(found.origin).parent / "include").is_dir()
 
 
 def get_num_sms() -> int:
