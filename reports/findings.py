@@ -24,6 +24,8 @@ from reports.prose import say
 
 #: Kinds that are about the engine's processes and resource accounting, not about what was drafted or verified.
 NOT_THE_CHAIN = (Kind.CRASH, Kind.HANG, Kind.LEAK, Kind.LOCKSTEP, Kind.NONDETERMINISM)
+#: Said of a root finding that no page of docs/findings looks like, on that release and in such a scenario.
+NEW = "known: nothing in docs/findings looks like it"
 #: Checks of what the user gets, whatever was drafted.
 ABOUT_THE_ANSWER = (
     *("finish", "losslessness", "texts", "counts", "streamed", "logprobs", "returned_states"),
@@ -95,8 +97,9 @@ def render_first(console: Console, one: ScenarioResult, *, where: str, printed: 
 
 
 def known_lines(one: ScenarioResult, text: str) -> list[str]:
-    """What a signature of the scenario, or a reason for its UNKNOWN, may be: one line each."""
-    return [known.line for known in one.known.get(text, ())]
+    """What a signature of the scenario, or a reason for its UNKNOWN, may be: one line each; of a root always one."""
+    lines = [known.line for known in one.known.get(text, ())]
+    return lines or [NEW for found in roots_of(one) if found.signature == text]
 
 
 def render_finding(console: Console, one: ScenarioResult, finding: Finding) -> None:
@@ -140,6 +143,8 @@ def render_known(console: Console, one: ScenarioResult, text: str, *, printed: s
             found = tuple(other for other in found if other is not known)
     if found:
         say(console, f"  known: {', '.join(known.id for known in found)}, see above", style="cyan")
+    elif NEW in known_lines(one, text):
+        say(console, f"  {NEW}", style="cyan")
 
 
 def render_assume(console: Console, results: Sequence[ScenarioResult]) -> None:

@@ -221,6 +221,18 @@ def test_no_torch_before_an_engine_process_is_started(tmp_path):
 
 
 @pytest.mark.usefixtures("work")
+def test_a_checkout_that_cannot_see_its_tags_is_refused_before_a_boot(monkeypatch):
+    here = replace(envs.state("0.5.23"), version="0.0.0.dev1+gabcdef012", ready=True)
+    monkeypatch.setattr(envs, "current", lambda: here)
+    said = "fetch them and install it again:  git fetch --tags && pip install -e python\n"
+    refused = call("run")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.endswith(said)
+    doctor = call("doctor")
+    assert (doctor.exit_code, "to fix it:  git fetch --tags && pip install -e python\n" in doctor.stdout) == (3, True)
+
+
+@pytest.mark.usefixtures("work")
 def test_a_checkout_beside_us_says_that_no_test_ran_on_it(monkeypatch):
     here = replace(envs.state("0.5.23"), version="0.5.24.dev12+gabcdef012", ready=True)
     monkeypatch.setattr(envs, "current", lambda: here)

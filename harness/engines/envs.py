@@ -23,7 +23,16 @@ from packaging.version import Version
 
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress, home
-from harness.engines.releases import NEWEST, SUPPORTED, UnknownReleaseError, named, parsed, same, standing
+from harness.engines.releases import (
+    NEWEST,
+    SUPPORTED,
+    UnknownReleaseError,
+    check_drivable,
+    named,
+    parsed,
+    same,
+    standing,
+)
 
 __all__ = [
     "NEWEST",
@@ -119,6 +128,7 @@ def resolve(version: str | None) -> str:
     """
     here = current()
     if here is not None and (version is None or same(here.version, version)):
+        check_drivable(here.version)
         return here.version
     return NEWEST if version is None else named(version)
 

@@ -36,13 +36,21 @@ ASK_SECONDS = 60.0
 LINE = "Available versions:"
 
 
+#: What to type where a checkout calls itself 0.0.0, as SGLang's own build has it without tags.
+TAGS = (
+    "a checkout without its tags calls itself so: fetch them and install it again:  "
+    "git fetch --tags && pip install -e python"
+)
+
+
 class UnknownReleaseError(EnvError):
     """The caller named a release that this project cannot run here: a usage error, nothing was tried."""
 
     exit_code = 2
 
-    def __init__(self, what: str, *, allowed: str) -> None:
-        super().__init__(what, allowed=allowed, next_step="see what there is:  eaglecheck engines list")
+    def __init__(self, what: str, *, allowed: str, next_step: str = "") -> None:
+        see = "see what there is:  eaglecheck engines list"
+        super().__init__(what, allowed=allowed, next_step=next_step or see)
 
 
 # -- names -------------------------------------------------------------------------------------------------------
@@ -79,6 +87,14 @@ def drivable(version: str) -> bool:
     return wanted is not None and wanted >= Version(OLDEST)
 
 
+def check_drivable(version: str) -> None:
+    """UnknownReleaseError for one without hooks."""
+    if not drivable(version):
+        what = f"SGLang {version} cannot be driven: there are no hooks for releases before {OLDEST}"
+        nameless = version.startswith("0.0.0")
+        raise UnknownReleaseError(what, allowed=_allowed("" if nameless else OLDEST), next_step=TAGS * nameless)
+
+
 def standing(version: str) -> str:
     """What there is to say of a release that our tests do not run; empty for one that they do."""
     if version in SUPPORTED or not drivable(version):
@@ -96,9 +112,7 @@ def named(version: str) -> str:
     """
     if parsed(version) is None:
         raise UnknownReleaseError(f"unknown SGLang release {version!r}", allowed=_allowed(nearest(version, SUPPORTED)))
-    if not drivable(version):
-        what = f"SGLang {version} cannot be driven: there are no hooks for releases before {OLDEST}"
-        raise UnknownReleaseError(what, allowed=_allowed(OLDEST))
+    check_drivable(version)
     near = next((name for name in (*SUPPORTED, *installed()) if same(name, version)), "")
     return near or _published(Version(version), published())
 

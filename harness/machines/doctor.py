@@ -176,8 +176,7 @@ def _engines() -> Iterator[Answer]:
     """The SGLang beside us, every installed release, and the newest if there is none at all."""
     here, installed = envs.current(), envs.list_installed()
     if here is not None:
-        said = filter(None, [f"in this environment, torch {here.torch}", envs.standing(here.version)])
-        yield ok("; ".join(said), name=f"SGLang {here.version}")
+        yield _here(here, f"SGLang {here.version}")
     for engine in installed:
         yield (_unpacked if engine.unpacked else _release)(engine, f"SGLang {engine.version}")
         if engine.slimmed:
@@ -185,6 +184,16 @@ def _engines() -> Iterator[Answer]:
     yield from doctor_gpu.abilities([engine for engine in installed if engine.ready and engine.unpacked])
     if here is None and not installed:
         yield missing("not installed", _install(envs.NEWEST), name=f"SGLang {envs.NEWEST}")
+
+
+def _here(engine: envs.EngineEnv, name: str) -> Answer:
+    """The SGLang beside us, used as it is."""
+    try:
+        envs.resolve(engine.version)
+    except envs.UnknownReleaseError as error:
+        return missing(error.what.partition(": ")[2], error.next_step.rpartition(":  ")[2], name=name)
+    said = filter(None, [f"in this environment, torch {engine.torch}", envs.standing(engine.version)])
+    return ok("; ".join(said), name=name)
 
 
 def _release(engine: envs.EngineEnv, name: str) -> Answer:

@@ -116,9 +116,8 @@ def _lease(config: pytest.Config) -> leases.Request | None:
 
 def _release(asked: str | None) -> str:
     """The release under test. A release that was asked for by name must be there."""
-    here = envs.current()
     if asked is None:
-        return here.version if here is not None else envs.NEWEST
+        return envs.resolve(None)
     found = _environment(asked)
     if not found.ready:
         raise UsageError(f"--engine {asked}: {found.why}\n  install it:  eaglecheck engines install {asked}")

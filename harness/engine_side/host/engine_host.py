@@ -95,7 +95,10 @@ def _check_version(package: types.ModuleType, boot: dict[str, Any]) -> None:
         if not found.is_relative_to(Path(boot["tree"]).resolve()):
             raise RuntimeError(f"asked for the SGLang in {boot['tree']}, imported {found}")
     elif package.__version__ != boot["release"]:
-        raise RuntimeError(f"asked for SGLang {boot['release']}, this environment holds {package.__version__}")
+        raise RuntimeError(
+            f"asked for SGLang {boot['release']}, this environment holds {package.__version__}; a checkout that was "
+            "moved since it was installed is installed again:  pip install -e python"
+        )
 
 
 def _watch(lifeline: socket.socket) -> None:
