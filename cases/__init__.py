@@ -4,7 +4,8 @@
 | --- | --- |
 | a fixed scenario | a table in `fixed.toml`; where it depends on its boot, a `program` in a module `fixed_…` |
 | a known bug | a file in `corpus/`; `catalogue` says what its keys mean |
-| a family | a `Family` in `families`, its boot configurations in `boots`, its name in docs/scenarios.md and README |
+| a family | a table in `families.toml`, its boots in `boots.toml`, its name in docs/scenarios.md and README |
+| what a mutant can show in | a table in `exercises.toml` |
 | a way to bring about a coverage point | a function in a module of `templates` |
 | a change that must not matter | a function in `meta/relations` |
 | a pair | a line in `checkpoints.RECIPES` |

@@ -125,7 +125,6 @@ def _install_in(
     """Hold the loop, watch it, and say hello to the control side with what there is to know of this process."""
     release, side = release_of(boot), (boot.get("handoff") or {}).get("side", "")
     asked = {"component": draft_input_builder.answers(scheduler)} if side == "decode" else {}  # of SGLang as it is
-    wanted = boot["optional_arguments"] | boot["arguments"] | boot.get("variables", {})
     recorder = Recorder(StagingBuffer() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
     if clock is not None:
         clock.watch(recorder, *OF_RECORDER)
@@ -141,47 +140,60 @@ def _install_in(
     if boot["arguments"]["tp_size"] > 1:
         Watchdog(connect(os.environ[ENV_SOCKET]), recorder, ranks=ranks).start()
     if boot["probe"] == "full":
-        probe.install()
-        if boot["arguments"]["enable_dp_attention"]:
-            DpProbe(probe).install()
-        if side:
-            HandoffProbe(probe, scheduler).install()
-        if controller := getattr(scheduler.tree_cache, "cache_controller", None):
-            host = HostProbe(recorder, controller, probe.attention.rows)
-            host.install(probe.hooks, scheduler.tree_cache)
-            gate.settle, gate.forget, gate.rest = host.settle, host.forget, scheduler.tree_cache.check_hicache_events
+        _see(probe, gate, scheduler, ranked=boot["arguments"]["enable_dp_attention"], paired=bool(side))
         gate.make_mutants = lambda: _make_mutants(probe, scheduler, tp_rank=ranks[1])
-    hello = {
-        "op": "hello",
-        "role": "scheduler",
-        "pid": os.getpid(),
-        "dp_rank": ranks[0],
-        "tp_rank": ranks[1],
-        **_versions(boot),
+    hello = {"op": "hello", "role": "scheduler", "pid": os.getpid(), "dp_rank": ranks[0], "tp_rank": ranks[1]}
+    seen = {
+        "replaced": ops.describe() if ops is not None else [],
+        **({"side": side, **widths(scheduler)} if side else {}),
+    }
+    wire.send(
+        sock, {**hello, **_versions(boot), **_engine(scheduler, boot, graphs), **_seen(probe, boot), **seen, **asked}
+    )
+
+
+def _see(probe: Probe, gate: Gate, scheduler: Any, *, ranked: bool, paired: bool) -> None:
+    """Record what such an engine does; paired: it is one side of a hand-over."""
+    probe.install()
+    if ranked:
+        DpProbe(probe).install()
+    if paired:
+        HandoffProbe(probe, scheduler).install()
+    if controller := getattr(scheduler.tree_cache, "cache_controller", None):
+        host = HostProbe(probe.recorder, controller, probe.attention.rows)
+        host.install(probe.hooks, scheduler.tree_cache)
+        gate.settle, gate.forget, gate.rest = host.settle, host.forget, scheduler.tree_cache.check_hicache_events
+
+
+def _engine(scheduler: Any, boot: dict[str, Any], graphs: GraphProbe | None) -> dict[str, Any]:
+    """What was asked of SGLang, and what it runs with."""
+    wanted = boot["optional_arguments"] | boot["arguments"] | boot.get("variables", {})
+    return {
         "worker": type(scheduler.model_worker).__name__,
-        "worker_generation": release.generation,
         "overlap": bool(getattr(scheduler, "enable_overlap", boot["overlap"])),
-        "probe": boot["probe"],
         "graphs": {} if graphs is None else graphs.sizes(),
-        **({} if recorder.staging is None else {"copies": recorder.staging.batches}),
         "backend": boot["arguments"]["attention_backend"],
         "dtype": boot["arguments"]["dtype"],
-        "revert": boot["revert"],
         "asked": {name: value for name, value in wanted.items() if name not in NAMED},
         "given": given(scheduler, set(wanted) - NAMED) | _compiled(boot, graphs),
         "models": models(scheduler),
-        "flags": boot["flags"],
         "eos_token_ids": _eos(scheduler, boot.get("eos_token_ids")),
+        "pool": pool_level(scheduler),
+        **{name: boot[name] for name in ("revert", "flags", "probe")},
         **{name: boot[name] for name in ("slimmed", "changed_files", "server_args") if boot.get(name)},
+    }
+
+
+def _seen(probe: Probe, boot: dict[str, Any]) -> dict[str, Any]:
+    """What is recorded of it, and how."""
+    release, staging = release_of(boot), probe.recorder.staging
+    return {
+        "worker_generation": release.generation,
         "truncates_at_finish": release.truncates_at_finish,
         "hooks_found": probe.hooks.found,
         "hooks_missing": probe.hooks.missing,
-        "replaced": ops.describe() if ops is not None else [],
-        "pool": pool_level(scheduler),
-        **({"side": side, **widths(scheduler)} if side else {}),
-        **asked,
+        **({} if staging is None else {"copies": staging.batches}),
     }
-    wire.send(sock, hello)
 
 
 def _eos(scheduler: Any, named: list[int] | None) -> list[int]:
