@@ -25,13 +25,12 @@ from cases.generation import generate, greedy
 from harness.cli import prepare
 from harness.cli.documents import run_document
 from harness.cli.programs import past_eos
-from harness.contract.known_issues import known_as
 from harness.contract.providers import WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
 from harness.driving.adapt import Wanted
 from harness.driving.judging import judge_with, load_oracle, unjudged
-from harness.driving.own_pair import draft_facts, own_pair
+from harness.driving.own_pair import own_pair
 from harness.driving.plan import Plan
 from harness.driving.pool import EnginePool
 from harness.driving.results import Cost, RunResult, verdict_of
@@ -136,27 +135,22 @@ def _row(folder: Path, found: dict[str, Any]) -> str:
         f"{document['verdict']} of {len(document['scenarios'])}" if document else "refused",
         str(document.get("compared", {}).get("hidden_rows", "")),
         f"{length:.2f}" if length else "",
-        _why(folder / found["pair"], found, document).replace("|", "\\|").replace("\n", " "),
+        _why(found, document).replace("|", "\\|").replace("\n", " "),
     ]
     return f"| {' | '.join(columns)} |"
 
 
-def _why(folder: Path, found: dict[str, Any], document: dict[str, Any]) -> str:
+def _why(found: dict[str, Any], document: dict[str, Any]) -> str:
     """The refusal, or why a witness judged; the signatures of a FAIL and what they may be; an UNKNOWN's reasons."""
     place = re.compile(r"(?:/[^ /:]+)+/(target|draft)")  # whose folder it was says nothing
     if not document:
         return place.sub(r"\1", found["refused"].splitlines()[0].partition(": ")[2])
     refusals = [one.splitlines()[0].partition(": ")[2] for one in found["said"] if "judged by the witness" in one]
-    roots = sorted({one["signature"] for one in document["findings"] if not one["consequence_of"]})
-    known = known_as(
-        roots,
-        scenario=catalogue.read_scenario(folder / "scenario.json"),  # the generated ones are of the same engine
-        release=found["engine"],
-        device="cpu",
-        draft=draft_facts(folder / "target", (folder / "draft").resolve()),
-    )
-    pages = {root: [f"[{one.id}](../findings/{one.id}.md)" for one in known.get(root, ())] for root in roots}
-    said = [", ".join([f"`{root}`", *pages[root]]) for root in roots]
+    pages: dict[str, set[str]] = {}
+    for one in document["findings"]:
+        if not one["consequence_of"]:
+            pages.setdefault(one["signature"], set()).update(known["id"] for known in one["known"])
+    said = [", ".join([f"`{root}`", *map(_linked, sorted(ids))]) for root, ids in sorted(pages.items())]
     if "assumed" in found:
         left = f", `{'`, `'.join(found['left'])}` left" if found["left"] else ""
         said.append(f"{found['assuming']} with {', '.join(found['assumed'])} assumed{left}")
@@ -165,6 +159,10 @@ def _why(folder: Path, found: dict[str, Any], document: dict[str, Any]) -> str:
         + said
         + [one for one in document["reasons"] if not one.startswith("not ") and document["verdict"] == "UNKNOWN"][:2]
     )
+
+
+def _linked(issue: str) -> str:
+    return f"[{issue}](../findings/{issue}.md)"
 
 
 def main() -> None:

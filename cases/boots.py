@@ -6,10 +6,11 @@ It must not draw anything and must not import Hypothesis or torch.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from packaging.version import Version
@@ -96,13 +97,14 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return {**below, **above, **both}
 
 
-def _boot(name: str, row: dict[str, Any], family: dict[str, Any]) -> Boot:
+def boot_of(name: str, row: Mapping[str, Any], family: Mapping[str, Any] = MappingProxyType({})) -> Boot:
+    """The boot configuration of a table like those of boots.toml."""
     given = {"spec": "EAGLE 3", "uses": "", "engine": {}, "why": "", **family, **row}
     settings = [family.get("engine", {}), *(SETTINGS[one] for one in given["uses"].split()), row.get("engine", {})]
     more = {key: given[key] for key in ("adaptive", "token_map") if key in given}
     return Boot(
         name=name,
-        why=family.get("why", "") + row["why"],
+        why=family.get("why", "") + row.get("why", ""),
         spec=spec_of(given["spec"], **more),
         engine=EngineConfig.model_validate(reduce(_merged, settings), strict=False),
         takes=tuple((source, selector) for source, selector in given.get("takes", ())),
@@ -114,7 +116,7 @@ _TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read
 #: Settings of EngineConfig that several boot configurations share, by a word.
 SETTINGS: dict[str, dict[str, Any]] = _TABLES["settings"]
 BY_NAME: dict[str, Boot] = {
-    name: _boot(name, row, _TABLES["family"][family])
+    name: boot_of(name, row, _TABLES["family"][family])
     for family, rows in _TABLES["boot"].items()
     for name, row in rows.items()
 }
@@ -124,6 +126,3 @@ OF_FAMILY: dict[str, tuple[Boot, ...]] = {
     for family, given in _TABLES["family"].items()
 }
 OUTGROWN = SETTINGS["outgrown"]
-HEADS, MTP = spec_of("EAGLE3 3"), spec_of("MTP 3")
-#: Two candidates a step, two steps.
-TWO_BY_TWO = spec_of("EAGLE 2 2 6")

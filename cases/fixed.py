@@ -18,7 +18,7 @@ from harness.contract.script import Op
 from harness.contract.settings import EngineConfig, SpecConfig
 
 CHECKPOINT = "eagle-tiny"
-#: Pairs of 520 tokens; the others that `never` is asked about have 512.
+#: Pairs of 520 tokens; the others that `never` is asked about have 512, or are trained on bytes.
 OF_520 = ("eagle3-apart", "qwen3-apart")
 VOCAB = 500  # prompts stay below the special ids of the tiny vocabularies
 TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
@@ -58,11 +58,13 @@ def window(*, seed: int, length: int) -> tuple[int, ...]:
 
 
 def never(checkpoint: str) -> int:
-    """An id that this pair never chooses, since its logit is 0.
+    """An id that this pair never chooses: its logit is 0, or, of a trained pair, it is a byte that no text has.
 
     SGLang keeps room for all that a request may generate, unless it has a stop id, and then its pool never runs out:
     without a prefix cache, and 0.5.23 with one too.
     """
+    if checkpoint.startswith("trained-"):
+        return 0
     return 519 if checkpoint in OF_520 else 511
 
 

@@ -31,7 +31,10 @@ def host_shapes(boot: Boot) -> list[Scenario]:
     if boot.engine.server_args.get("hicache_storage_backend"):
         return _storage_shapes(boot)
     made = boot.program(f"{boot.name}-")
-    windows = "" if boot.engine.disable_hybrid_swa_memory else "host_hit_in_windows"
+    apart = not boot.engine.disable_hybrid_swa_memory
+    windows = "host_hit_in_windows" if apart else ""
+    # With windows in a pool of their own a prefix ends where those of its last rows were kept, not inside it.
+    shared = 64 if apart else 48
 
     def program(name: str, requests: str, script: str, wants: str = "", chunk: int | None = None) -> Scenario:
         before = f"{TWO}, x 96@510 new=5, y 94@511 new=9"
@@ -39,7 +42,7 @@ def host_shapes(boot: Boot) -> list[Scenario]:
 
     again = "c 64@501+6@504 new=10, z 92@512 new=13, d 64@501+9@506 new=12"
     part = "h 32@501+20@507 new=11, k 32@501+16@517 new=7, c 64@501+6@504 new=12"
-    together = "c 48@501+6@508 new=4, d 48@501+9@509 new=24"
+    together = f"c {shared}@501+6@508 new=4, d {shared}@501+9@509 new=24"
     back = "c 64@501+6@514 new=30, e 20@515 new=21, f 98@516 new=4"
     taken = f"{_each('abxy')}; submit c e; step 3; submit f; step 1; retract c"
     return [

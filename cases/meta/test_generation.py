@@ -77,6 +77,12 @@ def test_scenarios_can_run_share_one_engine_survive_json_and_stay_small(boot):
         assert all(request.max_new_tokens <= MOST_NEW or request.unlimited for request in scenario.requests)
 
 
+@pytest.mark.parametrize("family", OF_FAMILY)
+def test_what_every_template_makes_in_every_family_can_run(family):
+    made = [build(Random(3), boot, template=name) for boot in OF_FAMILY[family] for name in possible(boot)]
+    check_scenarios(made, device="cpu")
+
+
 @EVERY_BOOT
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())

@@ -374,6 +374,17 @@ def test_a_fix_that_was_taken_out_is_known_on_every_release():
     assert known_as([AHEAD], scenario=scenario(), release="0.5.23", device="cpu", revert=26329) == {}
 
 
+def test_an_issue_of_some_request_is_none_where_no_request_asks_for_it():
+    crash = "CRASH:ledger:PREFILL:srt/layers/quantization/unquant.py:apply"
+    plain = scenario()
+    embedding = plain.requests[0].model_copy(update={"input_embeds": True})
+    assert known_as([crash], scenario=plain, release="0.5.23", device="cpu") == {}
+    (one,) = known_as(
+        [crash], scenario=plain.model_copy(update={"requests": (embedding,)}), release="0.5.23", device="cpu"
+    )[crash]
+    assert one.id == "F-106"
+
+
 @pytest.mark.parametrize(
     ("algorithm", "config", "tensors", "expected"),
     [

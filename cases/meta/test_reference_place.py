@@ -1,6 +1,7 @@
 """Where a reference computes: by what fits, said with numbers, refused with numbers; its lease is its own."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
 from harness.contract.settings import SpecConfig
 from harness.contract.usage import UsageError
+from harness.driving import runner
 from harness.driving.oracle import Oracle
 from harness.driving.own_pair import own_pair
 from harness.driving.place import CPU, Place
@@ -74,6 +76,18 @@ def test_a_reference_computes_on_the_card_that_it_leased(machine, tmp_path, aske
     assert oracle.place.device == computes
     for held in (oracle._lease, other):
         os.close(held.lock)
+
+
+def test_a_pair_that_stands_for_several_is_loaded_and_leased_once(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(runner, "load_oracle", lambda *folders_and_more: asked.append(folders_and_more[:2]) or object())
+    one, other = (tmp_path / "t", tmp_path / "d"), (tmp_path / "t", tmp_path / "e")
+    setup = SimpleNamespace(assumed=(), reference="auto")
+    plan = SimpleNamespace(pairs={"eagle3-tiny": one, "eagle3-two": one, "eagle3-wide": other}, setup=setup, place=CPU)
+    with ThreadPoolExecutor(max_workers=1) as loader:
+        found = {name: each.result() for name, each in runner._loading(plan, loader).items()}
+    assert found["eagle3-tiny"] is found["eagle3-two"] is not found["eagle3-wide"]
+    assert asked == [one, other]
 
 
 def test_a_pair_of_ones_own_goes_beside_its_engine_where_both_fit(pair, machine, talkative):

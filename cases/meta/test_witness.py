@@ -83,7 +83,9 @@ def test_every_row_of_a_chain_but_the_end_of_an_early_chunk_has_a_witness():
 
 
 def test_the_witness_is_alone_and_plain():
-    scenario = handmade.scenario(t=2, n=6, page_size=4, max_total_tokens=64, dp_size=2, tp_size=2)
+    scenario = handmade.scenario(
+        t=2, n=6, page_size=4, max_total_tokens=64, dp_size=2, tp_size=2, trust_remote_code=True
+    )
     engine, _ = handmade.build(CHAIN)
     (asked,) = Witness(CHAIN, engine).scenarios()
     kinds = [op.kind for op in asked.script]
@@ -96,6 +98,7 @@ def test_the_witness_is_alone_and_plain():
     assert (config.page_size, config.dp_size, config.tp_size, config.max_running_requests) == (1, 1, 1, 1)
     assert (config.radix_cache, config.cuda_graph, config.overlap_schedule) == (False, False, False)
     assert config.chunked_prefill_size is None
+    assert config.trust_remote_code  # without it a checkpoint with code of its own does not boot
 
 
 def test_a_prompt_is_asked_once_however_many_rows_need_it():

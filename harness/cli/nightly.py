@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,19 +94,13 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     shard = prepare.shard_of(asked.shard)
     prepare.check_device(asked.device)
     lease = prepare.gpu_lease(asked.device, asked.gpu_share)
-    cells = _cells(asked)
-    for cell in cells:
-        prepare.check_revert(asked.revert, cell.engine)
-        check_scenarios(cell.scenarios, device=asked.device)
+    cells = _checked_cells(asked)
     todo = _plan(asked, cells, shard)
     check_store(asked.nights)
     writable(asked.nights, option="nights")
-    mine = set(todo.mine)
-    share = [cell for cell in cells if cell.key in mine]
-    environments = {
-        version: prepare.engine_environment(version, lambda text: say(console, text))
-        for version in dict.fromkeys(cell.engine for cell in share)
-    }
+    share = [cell for cell in cells if cell.key in {*todo.mine}]
+    versions, told = dict.fromkeys(cell.engine for cell in share), partial(say, console)
+    environments = {version: prepare.engine_environment(version, told) for version in versions}
     folder = store.begin(asked.nights, todo)
     say(console, f"night {todo.id}: {_share(todo)}, seed {todo.seed}; kept in {folder}")
     say(console, _ahead(share), style="dim")
@@ -141,12 +136,26 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     night = Night(plan=todo, finished=_now(), cells=tuple(results))
     store.finish(folder, night)
     if todo.shard[1] > 1:
-        write_json(document.shard_document(todo, night.cells), json)
-        say(console, f"shard {asked.shard}: {counted(len(results), 'cell')} driven, and not judged alone")
-        again = f"eaglecheck night {asked.nights} --nights STORE"
-        say(console, f"judge the whole night, once all shards are here:  {again}")
-        return Exit.PASS
+        return _shard_done(asked, night, console=console, json=json)
     return conclude(folder, night, root=asked.nights, entries=entries, console=console, json=json)
+
+
+def _checked_cells(asked: Asked) -> list[Cell]:
+    """All there are to drive; UsageError for one that no engine could run."""
+    cells = _cells(asked)
+    for cell in cells:
+        prepare.check_revert(asked.revert, cell.engine)
+        check_scenarios(cell.scenarios, device=asked.device)
+    return cells
+
+
+def _shard_done(asked: Asked, night: Night, *, console: Console, json: str | None) -> Exit:
+    """A shard is kept and not judged."""
+    write_json(document.shard_document(night.plan, night.cells), json)
+    say(console, f"shard {asked.shard}: {counted(len(night.cells), 'cell')} driven, and not judged alone")
+    again = f"eaglecheck night {asked.nights} --nights STORE"
+    say(console, f"judge the whole night, once all shards are here:  {again}")
+    return Exit.PASS
 
 
 def _by_now(driver: Driver, todo: NightPlan, root: Path, entries: Sequence[known.Entry]) -> dict[str, Any]:

@@ -130,11 +130,13 @@ def known_as(
     so what is left is something else. draft: of a pair of the user's, whose scenario names a checkpoint of ours.
     """
     assumed, requests = assumed_by(reasons), len(scenario.requests)
+    asked = {key for request in scenario.requests for key in request.asked}
     able = [
         one
         for one in issues().values()
         if one.id not in assumed
         and one.on(release, revert)
+        and (not one.keys or asked & set(one.keys))
         and one.reached_by(
             scenario.spec,
             scenario.engine,

@@ -6,6 +6,7 @@ The only control module that touches torch, through `reference/`; it must not ju
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -134,9 +135,30 @@ class Oracle:
         if held != "float32":
             with watched(measured):
                 reference = with_own(reference, replayed(held, expecting=False))
+        texts = self._greedy_texts(scenario, engine, constraints, held=held, later=later)
+        texts += () if constraints is None else tuple(constraints.events(engine, scenario.spec))
+        said = self._logprobs(scenario, engine, held=held, later=later)
+        if self.place.device != "cpu":
+            self.peak_mib = torch.cuda.max_memory_allocated(self.place.device) // 2**20
+        header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
+        found = dataclasses.replace(reference, events=reference.events + texts + said, header=header)
+        again = partial(replayed, "float32", expecting=False)
+        return with_turned_ties(found, engine, measured, again, scenario) if recorded.edges else found
+
+    def _greedy_texts(
+        self,
+        scenario: Scenario,
+        engine: Trace,
+        constraints: Constraints | None,
+        *,
+        held: str,
+        later: Mapping[str, Names],
+    ) -> tuple[Event, ...]:
+        """The greedy text of each request whose text is known by one model. later: of requests that met others."""
         outputs = {end.rid: end.output_ids for end in engine.ends}
         aborted = {end.rid for end in engine.ends if end.reason == "abort"}
-        texts = tuple(
+        languages = constraints.languages if constraints else {}
+        return tuple(
             self._greedy(
                 self._session(scenario.spec, held=held, names=later.get(request.rid, OWN)),
                 held=f"{held} {later.get(request.rid, '')}",
@@ -153,20 +175,19 @@ class Oracle:
             and later.get(request.rid, OWN) != SEVERAL
             and not (constraints and request.rid in constraints.why)
         )
-        texts += () if constraints is None else tuple(constraints.events(engine, scenario.spec))
-        said = tuple(
+
+    def _logprobs(
+        self, scenario: Scenario, engine: Trace, *, held: str, later: Mapping[str, Names]
+    ) -> tuple[Event, ...]:
+        """Those of each request that asks for them, where its text is known by one model."""
+        outputs = {end.rid: end.output_ids for end in engine.ends}
+        return tuple(
             self._session(scenario.spec, held=held, names=later.get(request.rid, OWN)).logprobs(
                 Rules(request=request), outputs[request.rid]
             )
             for request in scenario.requests
             if request.return_logprob and request.rid in outputs and later.get(request.rid, OWN) != SEVERAL
         )
-        if self.place.device != "cpu":
-            self.peak_mib = torch.cuda.max_memory_allocated(self.place.device) // 2**20
-        header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
-        found = dataclasses.replace(reference, events=reference.events + texts + said, header=header)
-        again = partial(replayed, "float32", expecting=False)
-        return with_turned_ties(found, engine, measured, again, scenario) if recorded.edges else found
 
     def _constraints(self, scenario: Scenario, engine: Trace, *, held: str) -> Constraints | None:
         """What grammars and stop strings say; None where the engine has no tokenizer."""

@@ -116,10 +116,8 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     going = _Run(plan=plan, observers=observers, writer=writer)
     try:
         with ThreadPoolExecutor(max_workers=1) as loader:
-            for name, (target, draft) in plan.pairs.items() if plan.setup.reference != WITNESS else ():
-                going.oracles[name] = loader.submit(
-                    load_oracle, target, draft, plan.setup.assumed, plan.place, plan.setup.reference
-                )
+            if plan.setup.reference != WITNESS:
+                going.oracles.update(_loading(plan, loader))
             with going.queue:
                 try:
                     scenarios = in_boot_order(plan.scenarios)
@@ -146,6 +144,16 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     finally:
         writer.close()
     return _result(going, verdict, time.monotonic() - start)
+
+
+def _loading(plan: Plan, loader: ThreadPoolExecutor) -> dict[str, Future[Oracle]]:
+    """The reference of each pair; of a user's pair, which stands for several of ours, one, leased once."""
+    setup = plan.setup
+    once = {
+        folders: loader.submit(load_oracle, *folders, setup.assumed, plan.place, setup.reference)
+        for folders in dict.fromkeys(plan.pairs.values())
+    }
+    return {name: once[folders] for name, folders in plan.pairs.items()}
 
 
 def in_boot_order(scenarios: Sequence[Scenario]) -> list[Scenario]:

@@ -39,6 +39,7 @@ def plainest(scenario: Scenario, *, longest: int = 0) -> Scenario:
         attention_backend=engine.attention_backend,
         context_length=engine.context_length,
         mem_fraction_static=engine.mem_fraction_static,
+        trust_remote_code=engine.trust_remote_code,
         server_args=engine.server_args,
         overlap_schedule=False,
         radix_cache=False,

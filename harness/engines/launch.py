@@ -107,8 +107,8 @@ def build_launch(
         "flags": ["torch.compile off"] if device == "cpu" else [],
         "environment": _environment(device=device, revert=revert, engine=engine) | dict(env.environ),
         "arguments": folders
-        | _arguments(spec, engine, device, overlap=overlap)
-        | _brought(tokenizer, adapters, device),
+        | _brought(tokenizer, adapters, device)
+        | _arguments(spec, engine, device, overlap=overlap),
         "server_args": engine.server_args,
         "optional_arguments": _optional(engine),
         **_switches(engine, lora=bool(adapters), eos=eos, mutants_in_graphs=mutants_in_graphs),
