@@ -194,6 +194,10 @@ REFUSED = {
     ),
     "mutant": (["mutants", "--only", "draft-position-lat"], "did you mean 'draft-position-late'"),
     "mutate-family": (["mutate", "--family", "egale"], "'egale'; did you mean 'eagle'"),
+    "host-cache-by-kernels": (
+        ["run", "--server-arg", "enable_hierarchical_cache=true"],
+        "hicache_io_backend 'kernel', whose kernels no CPU has\n  allowed: hicache_io_backend direct\n",
+    ),
     "mutate-survivors": (["mutate", "--survivors-of", "nowhere"], "--survivors-of nowhere: there is no such folder"),
     "mutate-survivors-of-nothing": (["mutate", "--survivors-of", "empty"], "--survivors-of empty: it holds no mutants"),
     "mutate-merge-of-nothing": (["mutate", "--merge", "empty"], "--merge empty: it holds no mutants: its plan.json"),
@@ -670,3 +674,9 @@ def test_h_is_help(command):
 def test_the_version_is_shown():
     done = call("--version")
     assert (done.exit_code, done.stdout, done.stderr) == (0, f"eaglecheck {version('eaglecheck')}\n", "")
+
+
+def test_mutants_of_an_argument_that_the_release_lacks_are_refused_before_any_boots(place, monkeypatch):
+    monkeypatch.setattr("harness.cli.mutants.untaken", lambda *_: "no such argument\n  leave it out")
+    done = call("mutants", "--only", "draft-position-late", "--server-arg", "foo=1")
+    assert (done.exit_code, done.stderr) == (2, "eaglecheck: no such argument\n  leave it out\n")

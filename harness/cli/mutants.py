@@ -19,6 +19,7 @@ from harness.contract.outputs import check_target, writable, write_json
 from harness.contract.providers import AUTO
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import NOTHING, Wanted, adapted
+from harness.driving.refusals import untaken
 from harness.search.scoreboard import document
 from harness.search.text import MutantLine, render_scoreboard
 from reports.prose import say
@@ -55,6 +56,8 @@ def command(
     lease = prepare.gpu_lease(device, gpu_share)
     root = writable(prepare.runs_root(runs))
     env = prepare.engine_environment(engine, lambda text: say(console, text))
+    if why := next(filter(None, (untaken(one, env) for one in asked)), ""):
+        raise UsageError(why)
     logs = root / f"mutants-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     engines = LiveEngines(
         environment=lambda _version: env,

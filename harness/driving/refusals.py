@@ -116,6 +116,12 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             "engine.enable_overlap_plan_stream is on, and there are no streams on a CPU\n"
             "  allowed: --disable-overlap-plan-stream, or add  --device cuda"
         )
+    backend = engine.server_args.get("hicache_io_backend", "kernel")
+    if device == "cpu" and engine.server_args.get("enable_hierarchical_cache") and backend != "direct":
+        return (
+            f"engine.server_args has enable_hierarchical_cache with hicache_io_backend {backend!r}, whose kernels no "
+            "CPU has\n  allowed: hicache_io_backend direct"
+        )
     if engine.page_size & (engine.page_size - 1) and (device != "cpu" or Version(version) <= LAST_WITH_POWERS):
         return (
             f"engine.page_size is {engine.page_size}, and SGLang {version} "
