@@ -186,6 +186,8 @@ def test_a_bundle_that_is_a_pipe(tmp_path):
 OURS = {
     "harness/archive/digests.py": "what was written a moment ago",
     "harness/driving/checkpoint_files.py": "weights, of which only names and shapes are read, each checked before",
+    "harness/driving/refusals.py": "a table of ours beside it",
+    "reports/columns.py": "a table of ours beside it",
     "reports/blame.py": "SGLang's own source in the environment of its release",
     "reports/page.py": "templates",
 }
