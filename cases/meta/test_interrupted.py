@@ -16,6 +16,7 @@ from harness.bisect import verdicts
 from harness.cli.outcome import kept
 from harness.contract.types import Outcome
 from harness.engines import envs
+from harness.night import store
 
 FIRST_ENDS = f"""
 if [ ! -e $HOME/once ]; then
@@ -90,7 +91,8 @@ def test_a_night_keeps_the_cells_that_are_done_and_is_not_green(place):
     assert not list(place.glob("nights/*/night.json")), "and counts for nothing later"
     (night,) = place.glob("nights/*")
     assert f"the night {night.name} never finished, 1 of 2 cells driven: nights/{night.name} has no night.json" in said
-    assert f"  the same night again:  eaglecheck {' '.join(NIGHT)} --json out.json\n" in said
+    assert f"  drive the others:  eaglecheck {' '.join(NIGHT)} --json out.json --resume {night.name}\n" in said
+    assert [one.engine for one in store.done(night).values()] == ["0.5.12.post1"]
 
 
 def test_a_shard_keeps_the_cells_that_are_done_and_judges_nothing(place):

@@ -139,6 +139,58 @@ def test_a_shard_that_was_killed_is_red_with_its_host_and_its_cells(work):
     assert not merged.night.green
 
 
+@pytest.fixture
+def cut_off(work):
+    """A night of two cells of which the first was done, and a half of the second's line was written."""
+    call(*NIGHT)
+    (whole,) = store.nights(work / "nights")
+    (whole.folder / store.NIGHT).unlink()
+    first, second = whole.night.cells[:2]
+    store.add(whole.folder, first.model_copy(update={"reasons": ("of the first sitting",)}))
+    with (whole.folder / store.CELLS).open("a") as file:
+        file.write(second.model_dump_json()[:40])
+    return whole
+
+
+def test_a_night_that_was_cut_off_goes_on_with_what_is_left(cut_off):
+    done = call(*NIGHT, "--resume", cut_off.plan.id)
+    (night,) = store.nights(cut_off.folder.parent)
+    assert night.night is not None, done.output
+    assert [one.key for one in night.night.cells] == list(cut_off.plan.mine)
+    first, *others = night.night.cells
+    assert first.reasons == ("of the first sitting",)
+    assert [one.verdict for one in others] == [one.verdict for one in cut_off.night.cells[1:]]
+    assert not (night.folder / store.CELLS).exists()
+    assert call(*NIGHT, "--resume", cut_off.plan.id).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--repeats", "5"], "repeats was another when that night began\n  then 2\n  now  5"),
+        (["--shard", "1/2"], "shard was another"),
+    ],
+)
+def test_a_night_goes_on_with_the_same_plan_only(cut_off, more, said):
+    done = call(*NIGHT, *more, "--resume", cut_off.plan.id)
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+def test_a_night_that_is_not_there_cannot_go_on(cut_off):
+    done = call(*NIGHT, "--resume", "20260101-000000-abcd")
+    assert done.exit_code == 2
+    assert f"allowed: {cut_off.plan.id}" in done.output
+    assert call("matrix", "--cases", "pr25015", "--resume", cut_off.plan.id).exit_code == 2
+
+
+def test_a_damaged_line_of_a_cell_is_no_night_to_go_on_with(cut_off):
+    (cut_off.folder / store.CELLS).write_text("{}\n")
+    done = call(*NIGHT, "--resume", cut_off.plan.id)
+    assert done.exit_code == 2
+    assert "cells.jsonl cannot be read" in done.output
+
+
 def test_a_night_that_was_cut_off_is_red_when_it_is_judged(work):
     store.begin(work / "nights", nights.night(nights.cell()).plan)
     done = call("night")

@@ -40,6 +40,9 @@ def command(
         Path | None, typer.Option(help="Run a night: store it in this folder and compare it with the nights there.")
     ] = None,
     shard: Annotated[str | None, typer.Option(help="Only this part of the night, for example 2/3.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="Go on with a night or shard of that folder that was cut off, by its id.")
+    ] = None,
     seconds: Annotated[
         float | None, typer.Option(help="Night: seconds for each family's generated scenarios. Default: 600.")
     ] = None,
@@ -92,10 +95,12 @@ def command(
             revert=_one_of(reverts),
             gpu_share=gpu_share,
             boots_ahead=boots_ahead,
+            resume=resume,
             wanted=wanted,
         )
         return run_night(asked, console=console, json=json)
     only_nights: dict[str, object] = {"families": families, "shard": shard, "known": known_file, "seed": seed}
+    only_nights |= {"resume": resume}
     _refuse_given(only_nights | {"seconds": seconds, "scenarios": scenarios, "mutants": mutants, "repeats": repeats})
     versions = [envs.resolve(name) for name in _named("engines", engines, allowed=envs.SUPPORTED)]
     chosen = [catalogue.load(name) for name in _named("cases", cases, allowed=catalogue.names())]

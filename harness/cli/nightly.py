@@ -48,7 +48,10 @@ SEEDS = 10**8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What was typed. shard None: the whole night. seconds, scenarios: each family's limits on one release."""
+    """What was typed. shard None: the whole night. seconds, scenarios: each family's limits on one release.
+
+    resume: the id of a night in `nights` that was cut off.
+    """
 
     nights: Path
     engines: str | None = None
@@ -65,6 +68,7 @@ class Asked:
     revert: int | None = None
     gpu_share: float | None = None
     boots_ahead: int | None = None
+    resume: str | None = None
     wanted: Wanted = field(default_factory=Wanted)
 
     @property
@@ -98,10 +102,13 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     todo = _plan(asked, cells, shard)
     check_store(asked.nights)
     writable(asked.nights, option="nights")
-    share = [cell for cell in cells if cell.key in {*todo.mine}]
+    before: dict[str, CellResult] = {}
+    if asked.resume is not None:
+        todo, before = _cut_off(asked.nights, asked.resume, todo)
+    share = [cell for cell in cells if cell.key in {*todo.mine} and cell.key not in before]
     versions, told = dict.fromkeys(cell.engine for cell in share), partial(say, console)
     environments = {version: prepare.engine_environment(version, told) for version in versions}
-    folder = store.begin(asked.nights, todo)
+    folder = store.begin(asked.nights, todo, again=asked.resume is not None)
     say(console, f"night {todo.id}: {_share(todo)}, seed {todo.seed}; kept in {folder}")
     say(console, _ahead(share), style="dim")
     for line in todo.not_planned:
@@ -110,13 +117,17 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     def engines() -> LiveEngines:
         return LiveEngines(
             environment=environments.__getitem__,
-            default=share[0].engine,
+            default=cells[0].engine,
             device=asked.device,
             logs=folder / "logs",
             lease=lease,
             copies=True,
             ahead=prepare.BOOTS_AHEAD[asked.device] if asked.boots_ahead is None else asked.boots_ahead,
         )
+
+    def done(result: CellResult) -> None:
+        store.add(folder, result)
+        render_cell(console, result)
 
     driver = Driver(
         make=engines,
@@ -125,19 +136,44 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
         revert=asked.revert,
         repeats=asked.repeats,
         wanted=asked.wanted,
-        done=lambda result: render_cell(console, result),
+        done=done,
+        results=before,
     )
 
     def left() -> str:
         return _left(folder, todo, done=len(driver.results), seeded=asked.seed is not None)
 
     with kept(json, lambda _stop: _by_now(driver, todo, asked.nights, entries), left=left):
-        results = driver.run(share)
-    night = Night(plan=todo, finished=_now(), cells=tuple(results))
+        driver.run(share)
+    night = Night(plan=todo, finished=_now(), cells=tuple(driver.results[key] for key in todo.mine))
     store.finish(folder, night)
     if todo.shard[1] > 1:
         return _shard_done(asked, night, console=console, json=json)
     return conclude(folder, night, root=asked.nights, entries=entries, console=console, json=json)
+
+
+#: Of a plan, what one sitting has and another has not.
+OF_A_SITTING = {"id", "created", "host"}
+
+
+def _cut_off(root: Path, name: str, todo: NightPlan) -> tuple[NightPlan, dict[str, CellResult]]:
+    """A night that was cut off, and its cells; UsageError unless the same code was asked for the same cells."""
+    cut = {one.plan.id: one for one in store.nights(root) if one.night is None}
+    if name not in cut:
+        raise UsageError(unknown("unfinished night", name, [*cut]) + f"\n  they are in --nights {root}")
+    then, now = cut[name].plan.model_dump(exclude=OF_A_SITTING), todo.model_dump(exclude=OF_A_SITTING)
+    for key in (key for key in then if then[key] != now[key]):
+        raise UsageError(
+            f"--resume {name}: {key} was another when that night began\n  then {_short(then[key])}\n"
+            f"  now  {_short(now[key])}\n"
+            "  a night is of one plan and one state of the code; without --resume another begins"
+        )
+    return cut[name].plan, store.done(cut[name].folder)
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"
 
 
 def _checked_cells(asked: Asked) -> list[Cell]:
@@ -159,7 +195,7 @@ def _shard_done(asked: Asked, night: Night, *, console: Console, json: str | Non
 
 
 def _by_now(driver: Driver, todo: NightPlan, root: Path, entries: Sequence[known.Entry]) -> dict[str, Any]:
-    """The cells that are done, judged as what they are: a part of a night. It is kept nowhere else."""
+    """The cells that are done, judged as what they are: a part of a night."""
     done = tuple(driver.results[key] for key in todo.mine if key in driver.results)
     if todo.shard[1] > 1:
         return document.shard_document(todo, done)
@@ -169,11 +205,11 @@ def _by_now(driver: Driver, todo: NightPlan, root: Path, entries: Sequence[known
 
 def _left(folder: Path, todo: NightPlan, *, done: int, seeded: bool) -> str:
     """What an interrupted night leaves behind, and how to have the same one again."""
-    again = typed_again(more=() if seeded else ("--seed", str(todo.seed)))
+    again = typed_again(more=(*(() if seeded else ("--seed", str(todo.seed))), "--resume", todo.id))
     what = "night" if todo.shard[1] == 1 else "shard"
     return (
         f"the {what} {todo.id} never finished, {done} of {counted(len(todo.mine), 'cell')} driven: {folder} has no "
-        f"{store.NIGHT}, and counts for nothing\n  the same {what} again:  {again}"
+        f"{store.NIGHT}, and counts for nothing\n  drive the others:  {again}"
     )
 
 

@@ -1,6 +1,7 @@
 """Nights on disk: NIGHTS/<utc>-<short id>/ with plan.json first and night.json last, whole or not at all.
 
-A folder without night.json is a night that never finished. This module must not judge.
+Between the two a line of cells.jsonl for each cell that is done, so that a night that was cut off can go on. A folder
+without night.json is a night that never finished. This module must not judge.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from harness.archive.disk import readable_errors
 from harness.archive.store import StoreError
 from harness.contract import plain_files
 from harness.contract.json_files import BadDocument, parsed, validated
-from harness.night.records import SCHEMA, Night, NightPlan
+from harness.night.records import SCHEMA, CellResult, Night, NightPlan
 
-PLAN, NIGHT = run_folders.PLAN, "night.json"
+PLAN, CELLS, NIGHT = run_folders.PLAN, "cells.jsonl", "night.json"
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -49,9 +50,29 @@ def begin(root: Path, plan: NightPlan, *, again: bool = False) -> Path:
     return folder
 
 
+def add(folder: Path, cell: CellResult) -> None:
+    """Keep a cell that is done. Raises WriteError."""
+    with disk(folder), (folder / CELLS).open("ab") as file:
+        file.write((cell.model_dump_json() + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def done(folder: Path) -> dict[str, CellResult]:
+    """The cells that an unfinished night has kept, by key; not a last line that was cut off. StoreError if damaged."""
+    file = folder / CELLS
+    try:
+        *lines, _cut_off = plain_files.content(file).split(b"\n") if file.exists() else [b""]
+        cells = [validated(parsed(line), CellResult) for line in lines]
+    except (OSError, BadDocument) as error:
+        raise StoreError(f"{file} cannot be read: {error}\n  move {folder} away, and begin anew") from error
+    return {cell.key: cell for cell in cells}
+
+
 def finish(folder: Path, night: Night) -> Path:
     """Write night.json, whole or not at all; again, once it is judged. Raises WriteError."""
     _write(folder / NIGHT, night)
+    (folder / CELLS).unlink(missing_ok=True)
     return folder / NIGHT
 
 
