@@ -4,7 +4,7 @@ from types import ModuleType
 
 import pytest
 
-from harness.engine_side.host.crash_attribution import AT_WORK, HARNESS, watcher
+from harness.engine_side.host.crash_attribution import AT_WORK, HARNESS, not_imported, watcher
 from harness.engine_side.probes.recorder import Recorder
 from harness.engine_side.transfer_backend.files import NotServed
 
@@ -61,6 +61,30 @@ def test_what_fails_in_what_only_looks_on_is_ours_and_all_else_is_sglangs(act, o
     with pytest.raises(Exception) as caught:  # noqa: PT011
         act()
     assert watcher(caught.value) == ours
+
+
+@pytest.mark.parametrize(
+    ("text", "lacks"),
+    [
+        ("on = False\nif on:\n    from sgl_kernel import copy_rows as copied\n", "copied"),
+        ("from math import inf\n", ""),
+    ],
+)
+def test_a_name_that_sglang_imports_for_other_devices_is_no_crash_of_its_own(tmp_path, text, lacks):
+    file = tmp_path / "sglang" / "a.py"
+    file.parent.mkdir()
+    file.write_text(f"{text}def fall():\n    copied(1)\n")
+    module = ModuleType("pretended")
+    exec(compile(file.read_text(), str(file), "exec"), module.__dict__)
+    with pytest.raises(NameError) as caught:
+        module.fall()
+    assert not_imported(caught.value) == lacks
+    cleaning_up = AttributeError("no attribute 'synchronize'")
+    cleaning_up.__context__ = caught.value
+    assert not_imported(cleaning_up) == lacks
+    with pytest.raises(RuntimeError) as other:
+        in_sglang("copied")
+    assert not_imported(other.value) == ""
 
 
 def test_a_device_error_that_our_copy_receives_is_not_taken_for_ours(monkeypatch):

@@ -177,6 +177,14 @@ def test_what_was_wrong_before_an_end_from_outside_is_still_a_finding(cut):
     assert "ended from outside: x" in verdict.reasons
 
 
+def test_a_kernel_that_sglang_has_for_other_devices_only_is_no_crash_of_its_own(cut):
+    scenario, trace = cut
+    crashed = ended(trace, "crash", site="srt/a.py:f", error="NameError: name 'copied' is not defined", lacks="copied")
+    verdict, divergences = judge(scenario, crashed, None)
+    assert (verdict.outcome, divergences) == (Outcome.UNKNOWN, [])
+    assert verdict.reasons[0].startswith("SGLang imports copied for other devices only")
+
+
 def test_a_trace_of_before_the_question_was_asked_is_not_held_against_sglang_either(cut):
     scenario, trace = cut
     error = "scheduler process 7 ended without a word"

@@ -119,12 +119,14 @@ def _replacement(trace: str) -> str:
 
 
 def lost_by(event: Event) -> str:
-    """Why the engine ended, where somebody ended it; empty for everything else.
+    """Why the engine ended, where somebody ended it, or a CPU for which SGLang has no such kernel; else empty.
 
     A trace of before this was asked says "killed" of every end without a word, whatever it came from.
     """
     if event.name == "lost":
         return str(event.data.get("what", "ended from outside"))
+    if lacks := event.data.get("lacks"):
+        return f"SGLang imports {lacks} for other devices only, and uses it on a CPU: {event.data.get('error', '')}"
     unknown = event.name == "crash" and event.data.get("site") == "killed"
     return f"{event.data.get('error', '')}; how is not known" if unknown else ""
 

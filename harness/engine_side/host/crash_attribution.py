@@ -1,10 +1,11 @@
-"""Crash attribution: whether SGLang or one of our hooks made a batch fail.
+"""Crash attribution: whether SGLang, one of our hooks, or a device that it has no kernels for made a batch fail.
 
 Engine side: standard library only. It must not know what was being looked at.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import traceback
 from pathlib import Path
@@ -27,6 +28,29 @@ def watcher(error: BaseException) -> str | None:
     while found is None and current is not None:
         found, current = _watcher(current), current.__cause__ or current.__context__
     return found
+
+
+def not_imported(error: BaseException) -> str:
+    """The name that SGLang's file imports under a condition, on other devices, and uses here all the same; or ''.
+
+    What SGLang then does to clean up may fail as well, and be the error that is told.
+    """
+    found = ""
+    current: BaseException | None = error
+    while not found and current is not None:
+        found, current = _not_imported(current), current.__cause__ or current.__context__
+    return found
+
+
+def _not_imported(error: BaseException) -> str:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    file = Path(frames[-1].f_code.co_filename) if frames else Path()
+    if type(error) is not NameError or "/sglang/" not in str(file) or not file.is_file():
+        return ""
+    branches = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.If | ast.Try)]
+    imports = [one for node in branches for one in ast.walk(node) if isinstance(one, ast.Import | ast.ImportFrom)]
+    names = {alias.asname or alias.name for one in imports for alias in one.names}
+    return error.name if error.name in names else ""
 
 
 def _watcher(error: BaseException) -> str | None:
