@@ -105,7 +105,13 @@ def build_launch(
         "layered": spec.algorithm == "MTP",
         "plugin": spec.plugin,
         "flags": ["torch.compile off"] if device == "cpu" else [],
-        "environment": _environment(device=device, revert=revert, engine=engine) | dict(env.environ),
+        "environment": {
+            **_environment(device=device, revert=revert, engine=engine),
+            # By default one folder for all: 0.5.23 removes there what it takes for a lock that was left, and 0.5.17,
+            # which was compiling, then lost its thread for storage.
+            "TORCH_EXTENSIONS_DIR": str(home() / "kernels" / "extensions" / env.version),
+            **dict(env.environ),
+        },
         "arguments": folders
         | _brought(tokenizer, adapters, device)
         | _arguments(spec, engine, device, overlap=overlap),
