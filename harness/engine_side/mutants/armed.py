@@ -104,6 +104,12 @@ class ArmedMutants:
             changed |= made
         return changed
 
+    def change(self, site: str, owner: Any, names: dict[str, str], *, phase: str, shares: list[Share]) -> None:
+        """Let mutants change attributes of an object of SGLang's. names: value of the site -> attribute."""
+        values = {name: getattr(owner, attribute) for name, attribute in names.items()}
+        for name, value in self.apply(site, values, phase=phase, shares=shares).items():
+            setattr(owner, names[name], value)
+
     def at(self, site: str, phase: str = "", *, step: int = 0) -> list[Armed]:
         """Mutants that may act here and now; none while nothing is recorded."""
         if not self.armed or not self.recorder.active:

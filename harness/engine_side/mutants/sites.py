@@ -16,9 +16,7 @@ from typing import Any
 import torch
 
 from ..probes.attention_probe import BACKEND
-from ..probes.names import TAIL_COPIER, sampled_walks
 from ..probes.probe import Probe
-from ..probes.verify_probe import mask_of
 from ..probes.window_probe import WINDOW_SLOTS
 from .armed import ArmedMutants, one_each
 from .registry import COUNTS, Share, Values, around, inputs_of, mapped, replaced
@@ -27,6 +25,7 @@ from .sites_handoff import HandoffSites
 from .sites_host import HostSites
 from .sites_recurrent import BACKEND as RECURRENT
 from .sites_recurrent import RecurrentSites
+from .sites_verify import VerifySites
 from .sites_windows import WindowSites
 
 Original = Callable[..., Any]
@@ -35,12 +34,8 @@ WEIGHTS = ("sglang.srt.model_executor.model_runner_components.weight_updater", "
 ADAPTERS = ("sglang.srt.lora.lora_manager", "LoRAManager.prepare_lora_batch")
 UPDATES = ("update_weights_from_disk", "update_weights_from_tensor")
 
-#: Value of a site -> argument of what walks a tree by uniforms, attribute of what is verified, of what is proposed.
-UNIFORMS = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling", "distribution": "target_probs"}
-TREE = {"next_token": "retrieve_next_token", "next_sibling": "retrieve_next_sibling", "mask": "custom_mask"}
 #: Who is kept first where the pool runs out.
 KEPT_FIRST = "_get_decode_retraction_order"
-SETTINGS = ("temperatures", "top_ks", "top_ps", "logit_bias")
 PROPOSALS = {"ids": "topk_index", "probs": "topk_p", "hidden": "hidden_states"}
 
 
@@ -48,6 +43,7 @@ def make_mutants(probe: Probe, scheduler: Any, *, tp_rank: int) -> ArmedMutants:
     """The mutants of a scheduler process, with every site wrapped."""
     mutants = ArmedMutants(probe, page=int(scheduler.token_to_kv_pool_allocator.page_size), tp_rank=tp_rank)
     mutants.missing = Sites(mutants).install(scheduler)
+    mutants.missing += VerifySites(mutants).install()
     AnswerSites(mutants).install()
     if getattr(scheduler.token_to_kv_pool_allocator, WINDOW_SLOTS, None) is not None:
         mutants.missing += WindowSites(mutants).install(scheduler)
@@ -86,15 +82,11 @@ class Sites:
         if BACKEND in sys.modules:
             for name in ("forward_decode", "forward_extend"):
                 hooks.wrap(sys.modules[BACKEND], f"TritonAttnBackend.{name}", around(self._attends))
-        if release.sample is not None:
-            hooks.wrap(sys.modules[release.sample[0]], release.sample[1], around(self._masks))
         inside: list[tuple[Any, str, Callable[..., Any]]] = [
             (worker, f"{release.worker}.forward_batch_generation", self._batch_starts),
             (worker, f"{release.draft}.{release.draft_prefill}", self._prompt_proposals),
             (worker, f"{release.draft}.{release.draft_extend}", self._extend_proposals),
             (worker, f"{release.draft}.draft_forward", self._candidates),
-            (worker, f"{release.draft}.draft", self._tree),
-            (sys.modules[release.greedy], "verify_tree_greedy_func", self._accept),
             (batch, "ScheduleBatch.filter_batch", self._filter),
             (batch, "Req._check_str_based_finish", self._ending),
             (sys.modules["sglang.srt.speculative.eagle_info"], "EagleDraftInput.filter_batch", self._kept),
@@ -121,13 +113,6 @@ class Sites:
         updater = getattr(scheduler, "weight_updater", None)
         if updater is not None:  # it keeps the method that it calls
             updater.flush_cache = partial(self._flush, updater.flush_cache)
-        pages = sys.modules.get(release.sample[0]) if release.sample else None
-        if hasattr(pages, TAIL_COPIER):  # 0.5.13 and later
-            inside.append((pages, TAIL_COPIER, self._tails))
-        if release.sample is not None:  # the v1 worker's verify is one with its walk
-            inside.append((pages, release.sample[1], self._verify_settings))
-            inside.append((runner, "ModelRunner._preprocess_logits", self._first_settings))
-        inside += [(owner, name, self._uniforms) for owner, name in sampled_walks(release)]
         for module, dotted, site in inside:
             hooks.wrap(module, dotted, around(site), innermost=True)
         return hooks.missing[known:]
@@ -373,69 +358,7 @@ class Sites:
         if self._mutants.at("proposals", phase):
             shares = self._mutants.shares(phase, 0)
             each = [Share(one.rid, i, 1, one.start, one.final, one.attempt) for i, one in enumerate(shares)]
-            self._change("proposals", draft_input, PROPOSALS, phase=phase, shares=each)
-
-    def _change(self, site: str, owner: Any, names: dict[str, str], *, phase: str, shares: list[Share]) -> None:
-        """Let mutants change attributes of an object of SGLang's. names: value of the site -> attribute."""
-        values = {name: getattr(owner, attribute) for name, attribute in names.items()}
-        for name, value in self._mutants.apply(site, values, phase=phase, shares=shares).items():
-            setattr(owner, names[name], value)
-
-    # -- verify ------------------------------------------------------------------------------------------------
-
-    def _tree(self, original: Original, worker: Any, *args: Any, **kwargs: Any) -> Any:
-        verify_input = original(worker, *args, **kwargs)
-        if self._mutants.at("tree", "VERIFY") and verify_input.retrieve_next_token is not None:
-            shares = self._mutants.shares("VERIFY", verify_input.retrieve_next_token.numel())
-            self._change("tree", verify_input, TREE, phase="VERIFY", shares=shares)
-        return verify_input
-
-    def _tails(self, original: Original, pool: Any, rows: Any, base: Any, tail: Any, *args: Any, **kwargs: Any) -> Any:
-        changed = self._mutants.apply("tails", {"last_page": tail}, phase="DRAFT")
-        return original(pool, rows, base, changed.get("last_page", tail), *args, **kwargs)
-
-    def _accept(self, original: Original, *args: Any, **kwargs: Any) -> Any:
-        predict, accept_index, drafts = original(*args, **kwargs)
-        values = {"predict": predict, "accept_index": accept_index, "drafts": drafts}
-        links = {"next_token": kwargs["retrieve_next_token"], "target": kwargs["target_predict"]}
-        made = values | self._mutants.apply("accept", values | links, phase="VERIFY")
-        return made["predict"], made["accept_index"], made["drafts"]
-
-    def _masks(self, original: Original, verify_input: Any, *args: Any, **kwargs: Any) -> Any:
-        mask = mask_of(args, kwargs)
-        if mask is not None and self._mutants.at("masks"):
-            bits = getattr(mask, "vocab_mask", mask)
-            each = bits.view(-1, int(verify_input.draft_token_num), bits.shape[-1])
-            changed = self._mutants.apply("masks", {"bits": each}, phase="VERIFY")
-            bits.copy_(changed.get("bits", each).reshape(bits.shape))
-        return original(verify_input, *args, **kwargs)
-
-    def _verify_settings(self, original: Original, given: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        with self._asked(batch.sampling_info, "VERIFY"):
-            return original(given, batch, *args, **kwargs)
-
-    def _first_settings(self, original: Original, runner: Any, output: Any, info: Any, *args: Any, **kw: Any) -> Any:
-        with self._asked(info, "PREFILL"):
-            return original(runner, output, info, *args, **kw)
-
-    @contextmanager
-    def _asked(self, info: Any, phase: str) -> Iterator[None]:
-        """What a batch asks of its tokens, for as long as they are chosen."""
-        own = {} if info is None else {name: getattr(info, name, None) for name in SETTINGS}
-        values = {name: value for name, value in own.items() if value is not None}
-        changed = self._mutants.apply("settings", values, phase=phase) if values else {}
-        for name, value in changed.items():
-            setattr(info, name, value)
-        try:
-            yield
-        finally:
-            for name in changed:
-                setattr(info, name, own[name])
-
-    def _uniforms(self, original: Original, *args: Any, **kwargs: Any) -> Any:
-        values = {name: kwargs[own] for name, own in UNIFORMS.items()}
-        changed = self._mutants.apply("uniforms", values, phase="VERIFY")
-        return original(*args, **{**kwargs, **{UNIFORMS[name]: value for name, value in changed.items()}})
+            self._mutants.change("proposals", draft_input, PROPOSALS, phase=phase, shares=each)
 
     # -- the pool ----------------------------------------------------------------------------------------------
 
