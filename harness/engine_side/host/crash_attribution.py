@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -23,11 +24,7 @@ def watcher(error: BaseException) -> str | None:
     Its own, if it is the innermost frame outside the libraries: what it calls of SGLang has frames of its own. SGLang
     may have made another error of ours. A device reports an error late, to the next caller.
     """
-    found: str | None = None
-    current: BaseException | None = error
-    while found is None and current is not None:
-        found, current = _watcher(current), current.__cause__ or current.__context__
-    return found
+    return next((found for one in _chain(error) if (found := _watcher(one)) is not None), None)
 
 
 def not_imported(error: BaseException) -> str:
@@ -35,11 +32,15 @@ def not_imported(error: BaseException) -> str:
 
     What SGLang then does to clean up may fail as well, and be the error that is told.
     """
-    found = ""
+    return next(filter(None, map(_not_imported, _chain(error))), "")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, and those that it was made of or came behind, the latest first."""
     current: BaseException | None = error
-    while not found and current is not None:
-        found, current = _not_imported(current), current.__cause__ or current.__context__
-    return found
+    while current is not None:
+        yield current
+        current = current.__cause__ or current.__context__
 
 
 def _not_imported(error: BaseException) -> str:
