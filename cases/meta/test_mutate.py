@@ -520,9 +520,9 @@ def test_board_counts_what_is_not_equivalent_and_who_else_would_have_seen_it():
     assert said["counted"] == 4
 
 
-def rendered(found, explained):
+def rendered(found, explained, campaign=CAMPAIGN):
     console = Console(record=True, width=200, file=io.StringIO())
-    render_board(console, Board.of(CAMPAIGN, found, explained))
+    render_board(console, Board.of(campaign, found, explained))
     return console.export_text()
 
 
@@ -543,7 +543,9 @@ def test_a_board_without_a_kill_is_unknown():
     every = {name: FOUND["same"].model_copy(update={"id": name}) for name in FOUND}
     known = dict.fromkeys(FOUND, EQUIVALENT["same"])
     assert Board.of(CAMPAIGN, every, known).outcome is Outcome.UNKNOWN
-    assert Board.of(results.campaign(), {}, {}).outcome is Outcome.UNKNOWN, "no line ran"
+    assert rendered({}, {}).splitlines()[-1] == "verdict UNKNOWN: 0 of 5 mutants asked"
+    nothing = rendered({}, {}, results.campaign())
+    assert nothing.splitlines()[-1] == "verdict UNKNOWN: no line ran that could be written wrong"
 
 
 def test_board_fails_for_a_survivor_that_nobody_explained_and_is_unknown_while_some_were_not_asked():

@@ -48,7 +48,7 @@ def command(
         str, typer.Option(help="Families, comma-separated, whose fixed scenarios run the lines.")
     ] = USUAL,
     count: Annotated[int, typer.Option(min=1, help="Mutants to draw.")] = COUNT,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same mutants of the same release.")] = 1,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same mutants of the same lines.")] = 1,
     examples: Annotated[int, typer.Option(min=0, help="Generated scenarios for what survives the families.")] = 8,
     a_boot: Annotated[
         int, typer.Option("--a-boot", min=1, help="Scenarios of a boot configuration whose lines are drawn from.")
