@@ -1,12 +1,14 @@
 """Mutants of a source: what is changed, that only that is, that functions run it, and what a board counts."""
 
 import gc
+import io
 import json
 import sys
 import types
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cases.families import FAMILIES
 from cases.fixed import default_scenarios
@@ -28,6 +30,7 @@ from harness.search.faults import draw
 from harness.search.mutate import Hunt
 from harness.search.operators import changes
 from harness.search.tasks import ASKING, Place, Task, Waiting, rounds, together
+from harness.search.text import render_board
 from harness.search.workers import Boot, Setup
 from reports.page import Beside, render_page
 from reports.reading import read_report
@@ -517,6 +520,32 @@ def test_board_counts_what_is_not_equivalent_and_who_else_would_have_seen_it():
     assert said["counted"] == 4
 
 
+def rendered(found, explained):
+    console = Console(record=True, width=200, file=io.StringIO())
+    render_board(console, Board.of(CAMPAIGN, found, explained))
+    return console.export_text()
+
+
+def test_a_board_tells_engines_that_went_on_apart_only_where_any_did():
+    text = rendered(FOUND, EQUIVALENT)
+    assert "seen over the same runs, of 4 mutants not equivalent, by" in text
+    assert [line.split() for line in text.splitlines() if line.lstrip().startswith(("all", "eaglecheck"))] == [
+        ["all", "4", "engine", "alive", "3"],
+        ["eaglecheck", "3", "75.0", "%", "2", "66.7", "%"],
+    ]
+    ended = rendered({"dead": FOUND["dead"]}, {})
+    assert "of 1 mutant not equivalent" in ended
+    assert "alive" not in ended
+    assert "over the same runs" not in rendered({"same": FOUND["same"]}, EQUIVALENT), "nobody could see anything"
+
+
+def test_a_board_without_a_kill_is_unknown():
+    every = {name: FOUND["same"].model_copy(update={"id": name}) for name in FOUND}
+    known = dict.fromkeys(FOUND, EQUIVALENT["same"])
+    assert Board.of(CAMPAIGN, every, known).outcome is Outcome.UNKNOWN
+    assert Board.of(results.campaign(), {}, {}).outcome is Outcome.UNKNOWN, "no line ran"
+
+
 def test_board_fails_for_a_survivor_that_nobody_explained_and_is_unknown_while_some_were_not_asked():
     assert Board.of(CAMPAIGN, FOUND, EQUIVALENT).outcome is Outcome.FAIL
     explained = EQUIVALENT | {"open": Explanation(kind="open", why="issue 20", mutants=("open",))}
@@ -596,7 +625,7 @@ def test_the_page_of_a_report_shows_the_board(tmp_path):
     text = render_page(read_report(run), beside=Beside(mutants=_document(file, "mutants"), boards=[of_a_night]))
     assert text.count('<h2 id="mutants-title') == text.count("Mutants <span") == 2
     assert text.count("(eagle)") == text.count("(tree)") == 1
-    assert "Of 4 that are not equivalent, seen over the same runs by: eaglecheck 3, text parity 2," in text
+    assert "Of 4 not equivalent, seen over the same runs by: eaglecheck 3, text parity 2," in text
     assert "<code>srt/speculative/one.py</code>" in text
     assert "never read" in text, "why a survivor is equivalent"
 

@@ -25,7 +25,7 @@ def crash_data(report: dict[str, Any]) -> dict[str, Any]:
         "rids": report.get("at_rids", []),
         "dp_rank_reported": report.get("dp_rank", 0),
         "tp_rank": report.get("tp_rank", 0),
-        **({"lacks": report["lacks"]} if "lacks" in report else {}),
+        **{name: report[name] for name in ("lacks", "unbuilt") if name in report},
         **side_of(report),
     }
 
