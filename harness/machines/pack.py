@@ -25,7 +25,7 @@ from packaging.utils import parse_wheel_filename
 from harness.contract import plain_files
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress
-from harness.machines import bundle, fit, prebuild, slimming, wheels
+from harness.machines import bundle, fit, imports, prebuild, slimming, wheels
 from harness.machines.bundle import Archive, Manifest, Release, Tree
 from harness.machines.slimming import CONTROL, CONTROL_TESTS, FLASHINFER, FROM, PINNED, Rule
 from harness.machines.wheels import Files
@@ -175,14 +175,22 @@ def _torch(job: _Job, version: str) -> tuple[list[str], str]:
     return [torch, job.add_wheels(f"triton-{beside['triton']}", [found["triton"]], archive="triton")], build
 
 
-def _flashinfer(job: _Job, pins: dict[str, str]) -> str:
-    """The tree of flashinfer for a release with its own torch: what draws tokens, not what attends."""
+def _flashinfer(job: _Job, pins: dict[str, str], sglang: Path) -> str:
+    """The tree of flashinfer for a release with its own torch: what draws tokens, not what attends.
+
+    EnvError where the release imports more of it wherever it runs.
+    """
     found = job.fetch(pins | {"nvidia-curand": CUDA_HEADERS["nvidia-curand"][1]})
     files = Files()
     wheels.add_wheel(files, found[FLASHINFER], slimming.FLASHINFER_RULES)
     wheels.add_wheel(files, found["nvidia-curand"], [Rule(pattern="*", reason="all but headers")])
     files.content |= _curand_headers(found["nvidia-curand"])
-    files.content |= _flashinfer_kernels(job, found) | {"flashinfer/__init__.py": slimming.FLASHINFER_ENTRY.encode()}
+    files.content |= _flashinfer_kernels(job, found) | slimming.FLASHINFER_FILES
+    if lacking := imports.lacking(sglang, "flashinfer", files.content):
+        raise EnvError(
+            f"{sglang.name} imports names on every card that its bundle would lack: {', '.join(lacking)}",
+            next_step="find out what calls them, and add them to flashinfer's files in harness/machines/slimming.toml",
+        )
     tree = job.add(f"flashinfer-{pins[FLASHINFER]}", files, archive="flashinfer")
     job.stubs[tree] = ("flashinfer",)
     return tree
@@ -262,7 +270,7 @@ def _release(job: _Job, version: str, sglang: Path, control: Sequence[str]) -> R
     carried, build = _torch(job, torch) if torch else ([], "")
     base = _base(job, slimming.carried(wanted, own_torch=bool(torch)))
     pins = slimming.flashinfer(version, wanted, asked="flashinfer" in job.include) if torch else {}
-    carried += [_flashinfer(job, pins)] if pins else []
+    carried += [_flashinfer(job, pins, sglang)] if pins else []
     return Release(
         version=version,
         trees=(*own, *carried, base, *control),
