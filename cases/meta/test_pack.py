@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from cases.meta import pretended_wheels
 from cases.meta.pretended_pip import quiet
-from cases.meta.pretended_wheels import OTHER, OWN, REQUIRES, REQUIRES_TORCH, PretendedIndex
+from cases.meta.pretended_wheels import OTHER, OWN, REQUIRES, REQUIRES_TORCH, PretendedIndex, sglang_files
 from cases.meta.test_cli_bad_input import call
 from harness.engines import closure
 from harness.engines.closure import EnvError
@@ -195,7 +196,7 @@ def test_such_a_release_gets_flashinfers_sampling_where_that_is_asked_for(index,
     held = contents(manifest, tmp_path / "b")
     names = {name.removeprefix(f"{tree.name}/") for name in held if name.startswith(tree.name)}
     assert {name for name in names if "dist-info" not in name} == {
-        *("flashinfer/__init__.py", "flashinfer/version.py", "flashinfer/sampling.py"),
+        *("flashinfer/__init__.py", "flashinfer/prefill.py", "flashinfer/version.py", "flashinfer/sampling.py"),
         *("flashinfer/data/include/flashinfer/sampling.cuh", "flashinfer/data/include/curand.h"),
         "flashinfer/data/aot/norm/norm.so",
     }
@@ -253,6 +254,14 @@ def test_a_torch_of_which_nothing_is_known_or_of_another_cuda_is_refused(index, 
         packed(tmp_path / "b", "0.5.23", with_torch=True, torch="2.12.0+cu126")
     assert caught.value.next_step.endswith("+cu130")
     assert list(tmp_path.glob("b*")) == []
+
+
+def test_a_release_that_imports_more_of_flashinfer_than_travels_is_not_packed(index, tmp_path, monkeypatch):
+    more = {"sglang/srt/managers/scheduler.py": b"from flashinfer import bmm_fp8, attend\n"}
+    monkeypatch.setattr(pretended_wheels, "sglang_files", lambda version: sglang_files(version) | more)
+    index.requires = {"0.5.22": REQUIRES_TORCH}
+    with pytest.raises(EnvError, match=r"imports names .* that its bundle would lack: flashinfer: attend\n"):
+        packed(tmp_path / "b", "0.5.22", with_torch=True)
 
 
 def test_a_part_can_be_packed_with_the_releases(index, tmp_path):

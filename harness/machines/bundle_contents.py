@@ -65,12 +65,12 @@ TORCHES: dict[str, dict[str, str]] = TABLES["torch"]
 MACHINE: dict[str, str] = TABLES["with_torch"]["machine"]
 FLASHINFER = "flashinfer-python"
 _BESIDE: dict[str, Any] = TABLES["with_torch"]["flashinfer"]
-#: The rules of flashinfer's wheel for a release with its own torch, and the text of its entry.
+#: The rules of flashinfer's wheel for a release with its own torch, and files in place of its own.
 FLASHINFER_RULES = (
     *(Rule(pattern=pattern, reason="", kept=True) for pattern in _BESIDE["kept"]),
     Rule(pattern="flashinfer/*", reason=_BESIDE["rest"]),
 )
-FLASHINFER_ENTRY: str = _BESIDE["entry"]
+FLASHINFER_FILES = {path: text.encode() for path, text in _BESIDE["files"].items()}
 #: part -> (wheel, what it is for)
 PARTS: dict[str, tuple[str, str]] = {name: (one["wheel"], one["what"]) for name, one in TABLES["parts"].items()}
 #: module -> (sources, flags)

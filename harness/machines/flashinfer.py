@@ -9,7 +9,8 @@ from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
-from harness.machines import bundle_contents, prebuild, wheels
+from harness.engines.closure import EnvError
+from harness.machines import bundle_contents, imports, prebuild, wheels
 from harness.machines.bundle_contents import FLASHINFER, Rule
 from harness.machines.packing_job import Job
 from harness.machines.wheels import Files
@@ -18,14 +19,22 @@ from harness.machines.wheels import Files
 CUDA_HEADERS = {"nvidia-cublas": ("cublasLt.h", "13.1.0.3"), "nvidia-curand": ("curand.h", "10.4.0.35")}
 
 
-def tree(job: Job, pins: dict[str, str]) -> str:
-    """The tree of flashinfer for a release with its own torch: what draws tokens, not what attends."""
+def tree(job: Job, pins: dict[str, str], sglang: Path) -> str:
+    """The tree of flashinfer for a release with its own torch: what draws tokens, not what attends.
+
+    EnvError where the release, of this wheel, imports more of it wherever it runs.
+    """
     found = job.fetch(pins | {"nvidia-curand": CUDA_HEADERS["nvidia-curand"][1]})
     files = Files()
     wheels.add_wheel(files, found[FLASHINFER], bundle_contents.FLASHINFER_RULES)
     wheels.add_wheel(files, found["nvidia-curand"], [Rule(pattern="*", reason="all but headers")])
     files.content |= _curand_headers(found["nvidia-curand"])
-    files.content |= kernels(job, found) | {"flashinfer/__init__.py": bundle_contents.FLASHINFER_ENTRY.encode()}
+    files.content |= kernels(job, found) | bundle_contents.FLASHINFER_FILES
+    if lacking := imports.lacking(sglang, "flashinfer", files.content):
+        raise EnvError(
+            f"{sglang.name} imports names on every card that its bundle would lack: {', '.join(lacking)}",
+            next_step=f"find out what calls them, and add them to flashinfer's files in {bundle_contents.TABLE}",
+        )
     tree = job.add(f"flashinfer-{pins[FLASHINFER]}", files, archive="flashinfer")
     job.stubs[tree] = ("flashinfer",)
     return tree

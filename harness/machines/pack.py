@@ -128,7 +128,7 @@ def _release(job: Job, version: str, sglang: Path, control: Sequence[str]) -> Re
     carried, build = _torch(job, torch) if torch else ([], "")
     base = _base(job, bundle_contents.carried(wanted, own_torch=bool(torch)))
     pins = bundle_contents.flashinfer(version, wanted, asked="flashinfer" in job.include) if torch else {}
-    carried += [flashinfer.tree(job, pins)] if pins else []
+    carried += [flashinfer.tree(job, pins, sglang)] if pins else []
     return Release(
         version=version,
         trees=(*own, *carried, base, *control),
