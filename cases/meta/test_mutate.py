@@ -457,15 +457,27 @@ class Engines:
 def test_a_boot_that_fails_says_something_of_a_mutant_only_where_it_boots_with_it(tmp_path, captured, error, end):
     (tmp_path / "srt" / "speculative").mkdir(parents=True)
     (tmp_path / "srt" / "speculative" / "one.py").write_text(SOURCE)
-    engines = Engines(error)
-    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=(), release="0.5.23")
-    (fate,) = hunt.ask(tasks_of("a", before=False, captured=captured))
+    engines, tasks = Engines(error), tasks_of("a", before=False, captured=captured)
+    sounds = [Sound(scenario=one, family="eagle", kind="", rows="x") for one in tasks[0].scenarios]
+    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=sounds, release="0.5.23")
+    (fate,) = hunt.ask(tasks)
     assert (fate.end, fate.ended) == (end, end is End.KILLED)
     file = str(tmp_path / "mutated" / "a.py")
     assert engines.booted[0] == ({"sglang.srt.speculative.one": file} if captured else {})
     if end is End.KILLED:
         assert fate.why == "TypeError: f()"
     assert not list((tmp_path / "mutated").iterdir()), "no mutated file is left"
+
+
+def test_a_scenario_that_nobody_followed_and_no_engine_boots_for_says_nothing(tmp_path):
+    (tmp_path / "srt" / "speculative").mkdir(parents=True)
+    (tmp_path / "srt" / "speculative" / "one.py").write_text(SOURCE)
+    engines, tasks = Engines(EngineError("the engine ended while booting")), tasks_of("a", before=False)
+    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=(), release="0.5.23")
+    for _ in range(2):
+        (fate,) = hunt.ask(tasks)
+        assert (fate.end, fate.asked) == (End.SURVIVED, tuple(label(one) for one in tasks[0].scenarios))
+    assert len(engines.booted) == len(tasks[0].scenarios), "it is tried once"
 
 
 def test_a_new_engine_that_would_not_begin_says_something_of_the_mutant(monkeypatch, tmp_path):

@@ -9,9 +9,10 @@ from typing import Any
 
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Event, Trace
-from harness.driving.assemble import Assembler
+from harness.driving.assemble import Arrays, Assembler
 from harness.driving.endings import side_of
 from harness.driving.rounds import Unpacker
+from harness.driving.row_arrays import Misfit
 from harness.driving.tensor_ranks import compared
 from harness.engines.errors import Messages
 from harness.engines.side import StepReport
@@ -73,19 +74,24 @@ class Received:
             yield False
 
     def _read_one(self, messages: Callable[[], Messages], place: Place, brought: int) -> Iterator[bool]:
+        """Of a batch whose rows do not fit together, what came before is kept, and what the rest was is not guessed."""
+        for packed, held in messages():
+            try:
+                yield from self._read_packed(packed, held, place, brought)
+            except Misfit as error:
+                self.note("misfit", dp_rank=place[1], round=packed.get("index", -1), why=str(error))
+
+    def _read_packed(self, packed: dict[str, Any], held: Arrays, place: Place, brought: int) -> Iterator[bool]:
         """A round is of the step it ran in, however late it arrives; events keep their order, however late read."""
         side, dp_rank, tp_rank = place
         assembler = self.others.get(place, self.assembler)
-        for packed, held in messages():
-            scheduler_step = self._scheduler_steps.get((side, packed.get("scheduler_step", -1)), self.scheduler_step)
-            for message, arrays in self._unpackers[place].unpack(packed, held):
-                assembler.feed(
-                    message, arrays, scheduler_step=scheduler_step, dp_rank=dp_rank, tp_rank=tp_rank, side=side
-                )
-                if assembler is self.assembler:
-                    self._events += [((brought + 1, 0), event) for event in assembler.events]
-                    assembler.events.clear()
-                yield True
+        scheduler_step = self._scheduler_steps.get((side, packed.get("scheduler_step", -1)), self.scheduler_step)
+        for message, arrays in self._unpackers[place].unpack(packed, held):
+            assembler.feed(message, arrays, scheduler_step=scheduler_step, dp_rank=dp_rank, tp_rank=tp_rank, side=side)
+            if assembler is self.assembler:
+                self._events += [((brought + 1, 0), event) for event in assembler.events]
+                assembler.events.clear()
+            yield True
 
     def trace(self, scenario: Scenario, *, header: dict[str, Any]) -> Trace:
         """Everything that was done, seen and read."""

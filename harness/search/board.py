@@ -32,7 +32,7 @@ class Line:
     @property
     def stands(self) -> str:
         """killed, equivalent, not executed, survived, unknown, error or not run."""
-        if self.fate.end is End.SURVIVED and self.explained is not None and self.explained.kind != "open":
+        if self.fate.goes_on and self.explained is not None and self.explained.kind != "open":
             return self.explained.kind
         return str(self.fate.end).lower()
 
