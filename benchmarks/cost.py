@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks._bench import booted, machine, oracle
-from cases import checkpoints
+from cases import pairs
 from cases.recipes import Recipe
 from harness.archive.writer import RunWriter
 from harness.checks.judge import judge
@@ -65,7 +65,7 @@ def scenarios_of(size: str, *, device: str, graphs: bool, dtype: str | None, own
     if size == "tiny" or own is not None:
         return found
     recipe = Recipe(name=f"bench-{size}", seed=7, vocab=32000, kv_heads=4, head_dim=128, **SIZES[size])
-    checkpoints.RECIPES[recipe.name] = recipe
+    pairs.RECIPES[recipe.name] = recipe
     return [one.model_copy(update={"checkpoint": recipe.name}) for one in found]
 
 
@@ -128,7 +128,7 @@ def ratio(untraced: StepSeconds, traced: StepSeconds, *_clocked: StepSeconds) ->
 
 def judging(scenarios: Sequence[Scenario], traces: Sequence[Trace], *, device: str) -> dict[str, float]:
     """Seconds by part of what comes behind the engine."""
-    name = checkpoints.on_device(scenarios[0].checkpoint, device)
+    name = pairs.on_device(scenarios[0].checkpoint, device)
     reference, spent = oracle(name), dict.fromkeys(("reference", "judge", "store"), 0.0)
     with tempfile.TemporaryDirectory() as folder:
         writer = RunWriter.create(Path(folder), manifest={"argv": ["cost"]})

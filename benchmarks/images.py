@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from cases.checkpoints import RECIPES, pair_of
 from cases.families import FAMILIES
 from cases.fixed import DRAIN, submit
+from cases.pairs import RECIPES, pair_of
 from cases.recipes import Weights
 from harness.both_sides import leases
 from harness.contract.scenario import Scenario

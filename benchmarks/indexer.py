@@ -33,7 +33,8 @@ from torch import Tensor
 from cases import mla_weights
 from cases.families import FAMILIES
 from cases.fixed import DRAIN, submit
-from cases.recipes import LatentRecipe, Noise
+from cases.mla_weights import LatentRecipe
+from cases.recipes import Noise
 from harness.both_sides import leases
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op

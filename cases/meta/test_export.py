@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from cases import checkpoints
+from cases import checkpoints, pairs
 from cases.meta import results
 from harness.bisect.changes import changed_files
 from harness.cli.main import app
@@ -98,7 +98,7 @@ def test_it_makes_the_pair_byte_for_byte_with_nothing_that_another_pair_needs(on
     text = exported(replace(one, scenario=scenario), launch(one), name="repro.py", form="script")
     assert imported(text) <= ALLOWED
     assert "class HybridRecipe" not in text
-    assert ("def stirred" in text) is (name in checkpoints.STIRRED)
+    assert ("def stirred" in text) is (name in pairs.STIRRED)
     (tmp_path / "repro.py").write_text(text)
     for module in [each for each in sys.modules if each.startswith("repro_")]:
         del sys.modules[module]
@@ -109,7 +109,7 @@ def test_it_makes_the_pair_byte_for_byte_with_nothing_that_another_pair_needs(on
 
 
 def test_every_pair_but_a_trained_one_is_made_by_what_a_file_brings(one):
-    for name in checkpoints.RECIPES:
+    for name in pairs.RECIPES:
         scenario = one.scenario.model_copy(update={"checkpoint": name})
         if name.startswith("trained-"):
             with pytest.raises(UsageError, match="its pair was trained"):

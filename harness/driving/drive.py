@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from cases.checkpoints import on_device
+from cases.pairs import on_device
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.requests import GENERATE, RequestSpec
 from harness.contract.scenario import Scenario

@@ -22,7 +22,7 @@ CUDA_HEADERS = {"nvidia-cublas": ("cublasLt.h", "13.1.0.3"), "nvidia-curand": ("
 def tree(job: Job, pins: dict[str, str], sglang: Path) -> str:
     """The tree of flashinfer for a release with its own torch: what draws tokens, not what attends.
 
-    EnvError where the release imports more of it wherever it runs.
+    EnvError where the release, of this wheel, imports more of it wherever it runs.
     """
     found = job.fetch(pins | {"nvidia-curand": CUDA_HEADERS["nvidia-curand"][1]})
     files = Files()
@@ -33,7 +33,7 @@ def tree(job: Job, pins: dict[str, str], sglang: Path) -> str:
     if lacking := imports.lacking(sglang, "flashinfer", files.content):
         raise EnvError(
             f"{sglang.name} imports names on every card that its bundle would lack: {', '.join(lacking)}",
-            next_step="find out what calls them, and add them to with_torch.flashinfer.files in bundle_contents.toml",
+            next_step=f"find out what calls them, and add them to flashinfer's files in {bundle_contents.TABLE}",
         )
     tree = job.add(f"flashinfer-{pins[FLASHINFER]}", files, archive="flashinfer")
     job.stubs[tree] = ("flashinfer",)

@@ -9,12 +9,12 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cases import checkpoints, recipes
+from cases import pairs, recipes
 from harness.both_sides import plugin_algorithm
 from harness.checks.describe import describe
 from harness.checks.evidence import tabulate
@@ -102,7 +102,7 @@ def exported(one: ScenarioResult, launch: Launch, *, name: str, form: str) -> st
     rows = vendored.rows(launch.boot, sampled=any(not each.greedy for each in one.scenario.requests))
     row = vendored.row_of(launch.boot)
     dtype = dtype_on(device, one.scenario.engine.dtype)
-    recipe = checkpoints.RECIPES[checkpoints.on_device(one.scenario.checkpoint, device, dtype)]
+    recipe = pairs.RECIPES[pairs.on_device(one.scenario.checkpoint, device, dtype)]
     sides = [launch] if launch.beside is None else [launch, launch.beside]
     given = {
         "device": device,
@@ -126,8 +126,8 @@ def exported(one: ScenarioResult, launch: Launch, *, name: str, form: str) -> st
         "NEEDS": CPU_SAYS * (device == "cpu") + MOVED_SAYS * (len(sides) > 1),
         "GIVEN": _lines(given),
         "SOURCES": _sources(recipe, rows, moved=len(sides) > 1, plugin=bool(one.scenario.spec.plugin)),
-        "RECIPE": ", ".join((*map(json.dumps, _maker(recipe)), repr(repr(recipe)))),
-        "STIR": '    made = load("stirred").stirred(noise, made)\n' * (recipe.name in checkpoints.STIRRED),
+        "RECIPE": ", ".join((*map(json.dumps, (*_maker(recipe), _home(type(recipe)))), repr(repr(recipe)))),
+        "STIR": '    made = load("stirred").stirred(noise, made)\n' * (recipe.name in pairs.STIRRED),
         "END": ENDINGS[form],
     }
     return re.sub(r"@([A-Z]+)@", lambda found: parts[found[1]], TEMPLATE.read_text(encoding="utf-8"))
@@ -280,8 +280,9 @@ def _corrected(
 
 def _sources(recipe: recipes.Recipe, rows: Sequence[Mapping[str, Any]], *, moved: bool, plugin: bool) -> str:
     """The modules that a file brings along, as {name: source}, in the order in which they need one another."""
-    roots = [_maker(recipe), ("recipes", type(recipe).__name__), ("recipes", "Noise")]
-    if recipe.name in checkpoints.STIRRED:
+    kind = type(recipe)
+    roots = [_maker(recipe), (_home(kind), kind.__name__), ("recipes", "Noise")]
+    if recipe.name in pairs.STIRRED:
         roots.append(("stirred", "stirred"))
     needed = {one.__name__: one for module, _ in roots for one in _needs(importlib.import_module(f"cases.{module}"))}
     modules = reachable({_short(one): _alone(one) for one in needed.values()}, roots)
@@ -296,8 +297,13 @@ def _sources(recipe: recipes.Recipe, rows: Sequence[Mapping[str, Any]], *, moved
 
 def _maker(recipe: recipes.Recipe) -> tuple[str, str]:
     """Module and name of the function that makes its pair."""
-    make = checkpoints.KINDS[type(recipe)]
-    return make.__module__.rpartition(".")[2], make.__name__
+    make = pairs.KINDS[type(recipe)]
+    return _home(make), make.__name__
+
+
+def _home(one: Callable[..., Any]) -> str:
+    """Its module, as a file calls it."""
+    return one.__module__.rpartition(".")[2]
 
 
 def _short(module: ModuleType) -> str:
