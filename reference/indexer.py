@@ -55,10 +55,14 @@ class Indexer:
         keys = torch.nn.functional.layer_norm(linear(x, self.key), (self.sizes.width,), weight, bias, EPS)
         return self.sizes.rotation.turn(keys[:, None, :], positions)[:, 0]
 
+    def queries_of(self, asking: Tensor, positions: Tensor) -> Tensor:
+        """asking [m,c], positions int64 [m] -> [m,H,d], turned."""
+        c = self.sizes
+        return c.rotation.turn(linear(asking, self.queries).view(len(asking), c.heads, c.width), positions)
+
     def scores(self, x: Tensor, asking: Tensor, positions: Tensor, keys: Tensor) -> Tensor:
         """x [m,h], asking [m,c] of rows that choose, keys [J,d] -> [m,J]."""
-        c = self.sizes
-        q = c.rotation.turn(linear(asking, self.queries).view(len(x), c.heads, c.width), positions)
+        c, q = self.sizes, self.queries_of(asking, positions)
         weights = linear(x, self.weigh) * (c.heads * c.width) ** -0.5
         step = max(1, SCORES // (c.heads * len(keys)))
         parts = zip(torch.split(q, step), torch.split(weights, step), strict=True)

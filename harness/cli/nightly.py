@@ -23,7 +23,7 @@ from harness.both_sides import gpus
 from harness.cli import prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, kept, typed_again
 from harness.cli.scenario_checks import check_scenarios
-from harness.contract.outputs import writable, write_json
+from harness.contract.outputs import check_named, writable, write_json
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted, some
 from harness.driving.adapt import Wanted
@@ -82,6 +82,7 @@ class Asked:
 
 def check_store(root: Path) -> None:
     """UsageError or StoreError before hours are spent, for a store that could not be judged with after them."""
+    check_named(root, option="nights")
     if root.exists() and not root.is_dir():
         raise UsageError(f"--nights {root}: that is not a folder\n  name a folder, there or not:  --nights nights")
     for half in store.torn(root, deep=False):

@@ -140,8 +140,10 @@ def render_board(console: Console, board: Board) -> None:
         say(console, f"  {line.mutant.function}: {line.mutant.what}")
     middle, mean = board.seconds
     asked = f"{len(board.lines)} of {counted(len(campaign.mutants), 'mutant')} asked"
-    took = f"{middle:.0f} s a mutant (median; mean {mean:.0f})"
-    say(console, f"verdict {board.outcome}: {asked}, {_each(board.counts)}; {took}", style=STYLE[board.outcome])
+    took = f", {_each(board.counts)}; {middle:.0f} s a mutant (median; mean {mean:.0f})" if board.lines else ""
+    if not campaign.mutants:
+        asked = "no line ran that could be written wrong"
+    say(console, f"verdict {board.outcome}: {asked}{took}", style=STYLE[board.outcome])
 
 
 def _who(console: Console, board: Board) -> None:

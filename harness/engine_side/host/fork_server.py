@@ -21,6 +21,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from ...both_sides import wire
+from .processes import uncollected
 
 Prepared = TypeVar("Prepared")
 
@@ -41,7 +42,8 @@ def serve(
     """
     before = dict(os.environ)
     order, _ = wire.receive(orders)
-    prepared = prepare(order["boot"])
+    with uncollected():
+        prepared = prepare(order["boot"])
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()
     gc.freeze()  # what nobody looks at is never written to, so that the forked share it
