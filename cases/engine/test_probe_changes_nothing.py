@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cases.programs import CHUNKED_BATCH, DEFAULT
-from harness.contract.trace import INT_COLUMNS
+from harness.contract.rows import INT_COLUMNS
 from harness.contract.types import Outcome
 
 WATCHED = [DEFAULT[name] for name in ("single", "shared-chunk-budget", "shared-prefix")]
