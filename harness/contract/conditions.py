@@ -77,6 +77,7 @@ def settings_of(
         "prefill_cuda_graph": engine.prefill_cuda_graph,
         "radix_cache": engine.radix_cache,
         "disable_overlap_schedule": engine.overlap_schedule is False,
+        "enable_overlap_plan_stream": engine.enable_overlap_plan_stream,
         "disaggregation": engine.disaggregation,
         "enable_hierarchical_cache": bool(engine.server_args.get("enable_hierarchical_cache")),
         "enable_deterministic_inference": engine.deterministic_inference,
