@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from cases import catalogue
-from cases.checkpoints import RECIPES, pair_of
 from cases.families import FAMILIES
 from cases.meta import handmade
 from cases.meta.coincidences import of_pair, of_scenario
+from cases.pairs import RECIPES, pair_of
 from cases.recipes import Pair
 
 

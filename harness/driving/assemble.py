@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.contract.trace import Block, Event, Ragged, RequestEnd, RoundRecord, Trace, joined
+from harness.contract.rows import Block, Ragged, joined
+from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.driving.row_arrays import Misfit
 
 Message = dict[str, Any]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from harness.both_sides.wire import Arrays
-from harness.contract.trace import TOP_LOGITS
+from harness.contract.rows import TOP_LOGITS
 
 
 class Misfit(ValueError):

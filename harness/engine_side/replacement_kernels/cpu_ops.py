@@ -50,14 +50,14 @@ class Replacement:
     reason: str
 
 
-class _Torch:
-    """`torch` as one module sees it: some functions are ours, everything else is torch's."""
+class _Seen:
+    """A module of torch's as one of SGLang's sees it: some of it is ours, everything else is torch's."""
 
-    def __init__(self, **ours: Callable[..., Any]) -> None:
-        self.__dict__ |= ours
+    def __init__(self, module: types.ModuleType, **ours: Any) -> None:
+        self.__dict__ |= {"_module": module, **ours}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
+        return getattr(self.__dict__["_module"], name)
 
 
 #: Patch -> (name, replacement, by, subject) of each kernel it replaces; attention is one of its own.
@@ -118,12 +118,44 @@ class _StubLoader(importlib.abc.Loader):
 
 
 class _StubFinder(importlib.abc.MetaPathFinder):
+    """A stub for each of STUB_PACKAGES that is not there, or that this machine cannot load.
+
+    `sgl_kernel` of an index or a bundle wants CUDA's libraries. A real package that loads always wins.
+    """
+
+    def __init__(self, note: Callable[[str, str], None]) -> None:
+        self._note = note
+        self._unloadable: set[str] = set()
+
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name.split(".")[0] in STUB_PACKAGES:
+        package = name.split(".")[0]
+        if package not in STUB_PACKAGES:
+            return None
+        real = None if package in self._unloadable else importlib.machinery.PathFinder.find_spec(name, path, target)
+        if real is None or real.loader is None:
             return importlib.machinery.ModuleSpec(name, _StubLoader(), is_package=True)
-        return None
+        if name == package:
+            self._watch(real.loader, package)
+        return real
+
+    def _watch(self, loader: Any, package: str) -> None:
+        """Where executing the package fails, it becomes the stub, and so does what it holds."""
+        execute = loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            try:
+                execute(module)
+            except (ImportError, OSError) as error:
+                self._unloadable.add(package)
+                for name in [one for one in sys.modules if one.startswith(f"{package}.")]:
+                    del sys.modules[name]
+                _StubLoader().exec_module(module)
+                lines = [line for line in str(error).splitlines() if line.strip()]
+                self._note(package, f"cannot be loaded on this machine: {''.join(lines[:1])}")
+
+        loader.exec_module = exec_module
 
 
 def _of_a_copy(forward: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -155,7 +187,9 @@ class CpuOps:
 
     def install(self, *, patches: Sequence[tuple[str, str, str]], attention: str) -> None:
         """`patches`: (module, what, argument) rows of the release's compatibility table."""
-        sys.meta_path.append(_StubFinder())  # last: a real package always wins
+        stubs = _StubFinder(lambda package, why: self._note(package, "import stub", "none", why))
+        behind = sys.meta_path.index(self._hooks) + 1 if self._hooks in sys.meta_path else 0
+        sys.meta_path.insert(behind, stubs)
         for package in STUB_PACKAGES:
             if importlib.machinery.PathFinder.find_spec(package) is None:
                 self._note(package, "import stub", "none", "imported at module level, never used on this path")
@@ -217,14 +251,14 @@ class CpuOps:
 
     def _patch_unpinned(self, module: types.ModuleType, argument: str) -> None:
         why = "there is nothing to pin memory for"
-        module.torch = _Torch(tensor=_unpinned(torch.tensor), zeros=_unpinned(torch.zeros))  # type: ignore[attr-defined]
+        module.torch = _Seen(torch, tensor=_unpinned(torch.tensor), zeros=_unpinned(torch.zeros))  # type: ignore[attr-defined]
         self._note(f"{module.__name__}: torch.tensor(pin_memory=)", "no-op", "none", why)
         if argument:
             torch.Tensor.pin_memory = lambda pinned, *_args: pinned  # type: ignore[method-assign]
             self._note(f"Tensor.pin_memory (for {module.__name__})", "no-op", "none", why)
 
     def _patch_cpu_device(self, module: types.ModuleType, argument: str) -> None:
-        module.torch = _Torch(empty=_on_cpu(torch.empty), full=_on_cpu(torch.full))  # type: ignore[attr-defined]
+        module.torch = _Seen(torch, empty=_on_cpu(torch.empty), full=_on_cpu(torch.full))  # type: ignore[attr-defined]
         what = f"{module.__name__}: torch.empty, torch.full (device='cuda')"
         self._note(what, "no-op", "none", "names a device instead of asking for the batch's")
 
@@ -307,7 +341,7 @@ class CpuOps:
         """
         owner, makes = getattr(module, argument), getattr(module, "_allocate_token_bitmask", None)
         if makes is not None and "is_pin_memory_available" not in inspect.getsource(makes):
-            module.torch = _Torch(full=_unpinned(torch.full))  # type: ignore[attr-defined]
+            module.torch = _Seen(torch, full=_unpinned(torch.full))  # type: ignore[attr-defined]
             what = f"{module.__name__}: torch.full(pin_memory=)"
             self._note(what, "no-op", "none", "there is nothing to pin memory for")
         if '"cpu"' in inspect.getsource(owner.apply_vocab_mask):
@@ -409,7 +443,7 @@ class CpuOps:
         def product(left: torch.Tensor, right: torch.Tensor, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
             return torch.mm(left, right).to(out_dtype or left.dtype)
 
-        module.torch = _Torch(**{argument: product})  # type: ignore[attr-defined]
+        module.torch = _Seen(torch, **{argument: product})  # type: ignore[attr-defined]
         self._note(f"{module.__name__}: torch.{argument}(out_dtype=)", "remap", "none", "torch has it on a GPU alone")
 
     def _patch_portable_conv(self, module: types.ModuleType, argument: str) -> None:
@@ -434,6 +468,12 @@ class CpuOps:
         torch.Tensor.record_stream = lambda *_a, **_k: None  # type: ignore[method-assign]
         self._note("torch.Tensor.record_stream", "no-op", "none", "CPU streams are not concurrent")
 
+    def _patch_no_event(self, module: types.ModuleType, argument: str) -> None:
+        """Events of streams, which the module makes of `torch.cuda` whatever it runs on; `argument`: their class."""
+        event = types.SimpleNamespace(**dict.fromkeys(("record", "wait", "synchronize"), lambda *_a: None))
+        module.torch = _Seen(torch, cuda=_Seen(torch.cuda, **{argument: lambda *_a, **_k: event}))  # type: ignore[attr-defined]
+        self._note(f"{module.__name__}: torch.cuda.{argument}", "no-op", "none", "CPU streams are not concurrent")
+
     def _patch_kept(self, module: types.ModuleType, argument: str) -> None:
         """A setting that SGLang takes back on a CPU, where the release has such a place."""
         if hasattr(module, argument):
@@ -449,7 +489,7 @@ class CpuOps:
         self._note(f"{module.__name__}.{argument}", "no-op", "none", "10 GB kept free for a pool of some kB")
 
     def _patch_device_name(self, module: types.ModuleType, argument: str) -> None:
-        module.torch = _Torch(**{argument: _on_cpu(getattr(torch, argument))})  # type: ignore[attr-defined]
+        module.torch = _Seen(torch, **{argument: _on_cpu(getattr(torch, argument))})  # type: ignore[attr-defined]
         self._note(
             f"{module.__name__}: torch.{argument}", "remap", "none", 'names the device "cuda" whatever it runs on'
         )
