@@ -40,7 +40,7 @@ def test_pages_hold_what_a_row_of_keys_does():
     keys, scales = drawn(4, PAGE, WIDTH).to(torch.float8_e4m3fn), drawn(4, PAGE).abs()
     parts = (keys.view(torch.uint8).reshape(4, -1), scales.view(torch.uint8).reshape(4, -1))
     cache = torch.cat(parts, dim=1).reshape(4, PAGE, 1, WIDTH + 4)
-    table, lengths = torch.tensor([[3, 1], [2, -1]]), torch.tensor([[69, 70], [4, 5]])
+    table, lengths = torch.tensor([[3, 1, -1], [2, 1 << 30, 4]]), torch.tensor([[69, 70], [4, 5]])
     q, weights = drawn(2, 2, HEADS, WIDTH).to(torch.float8_e4m3fn), drawn(4, HEADS)
     found = fp8_paged_mqa_logits(q, cache, weights, lengths, table, torch.zeros(0), 80)
     for number, pages in enumerate(((3, 1), (2,))):

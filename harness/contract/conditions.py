@@ -32,7 +32,8 @@ class DraftFacts:
     fc_square: fc makes as much as it reads, as of one feature in EAGLE-3. later_input_norm: an EAGLE-3 layer behind the
     first has an input_layernorm and no hidden_norm. brings_embedding: an EAGLE-3 head as wide as its target has one.
     lacks_head: an EAGLE-3 head has a draft_vocab_size and no output head. layers_beside: it names layers outside of
-    eagle_config alone. target_architecture: what it drafts for.
+    eagle_config alone. target_architecture: what it drafts for. index_share: its steps attend one choice of a sparse
+    indexer.
 
     Of a pair of ours nothing: there `checkpoint` says which it is.
     """
@@ -47,6 +48,7 @@ class DraftFacts:
     lacks_head: bool = False
     layers_beside: bool = False
     target_architecture: str = ""
+    index_share: bool = False
 
 
 #: Of a draft that is not known.
@@ -72,6 +74,7 @@ def settings_of(
         "eagle_topk": spec.eagle_topk,
         "num_draft_tokens": spec.num_draft_tokens,
         "page_size": engine.page_size,
+        "attention_backend": engine.attention_backend,
         "dp_size": engine.dp_size,
         "cuda_graph": engine.cuda_graph,
         "prefill_cuda_graph": engine.prefill_cuda_graph,

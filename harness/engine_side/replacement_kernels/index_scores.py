@@ -97,7 +97,7 @@ def fp8_paged_mqa_logits(
     flat = cache.reshape(pages, -1)
     keys = flat[:, : size * width].view(torch.float8_e4m3fn).reshape(pages, size, width)
     scales = flat[:, size * width :].contiguous().view(torch.float32).reshape(pages, size)
-    used = table.clamp(min=0).long()
+    used = table.clamp(0, pages - 1).long()  # behind a request's own pages a graph's table holds anything
     named, sized = keys.view(torch.uint8)[used].reshape(batch, -1, width), scales[used].reshape(batch, 1, -1)
     products = torch.einsum("bnhd,bkd->bnhk", q.float(), named.view(torch.float8_e4m3fn).float()).relu()
     scores = (products * weights.float().reshape(batch, each, heads, 1)).sum(dim=2) * sized  # [B,n,K]
