@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from harness.engine_side.replacement_kernels import index_scores
 from harness.engine_side.replacement_kernels.index_scores import (
     PACKAGE,
     IndexScores,
@@ -15,6 +16,7 @@ from harness.engine_side.replacement_kernels.index_scores import (
 
 HEADS, WIDTH, PAGE = 3, 16, 64
 INF = float("inf")
+FILES = ("__init__.py", "include/deep_gemm/common.cuh")
 
 
 def drawn(*shape):
@@ -63,12 +65,15 @@ def test_one_length_holds_for_all_queries_of_a_request():
 
 @pytest.mark.parametrize(
     ("files", "stands_in"),
-    [((), True), (("__init__.py",), True), (("__init__.py", "include/deep_gemm/common.cuh"), False)],
-    ids=["not-there", "without-headers", "whole"],
+    [((), True), (FILES[:1], True), (FILES, True), ((*FILES, "cuda/bin/nvcc"), False)],
+    ids=["not-there", "without-headers", "without-a-compiler", "whole"],
 )
 def test_it_stands_in_for_a_package_that_is_not_whole_and_says_so(files, stands_in, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / PACKAGE / "cuda"))
+    monkeypatch.setattr(index_scores, "CUDA", str(tmp_path))
+    monkeypatch.setattr(index_scores.shutil, "which", lambda name: None)
     for name in files:
         (tmp_path / PACKAGE / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / PACKAGE / name).write_text("")
