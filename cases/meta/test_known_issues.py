@@ -241,6 +241,7 @@ REACHED = {
     "F-036": (CHAIN, EngineConfig(enable_custom_logit_processor=True), "cpu"),
     "F-037": (CHAIN, ONE, "cpu"),
     "F-091": (LAYERS, RANKS, "cpu"),
+    "F-114": (SpecConfig(algorithm="EAGLE"), EngineConfig(attention_backend="dsa"), "cuda"),
 }
 
 
