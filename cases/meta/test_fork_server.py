@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from cases.meta.processes import survivors
+from harness.driving.pool import COPIES, EnginePool
 from harness.engines import fork_server, process
 from harness.engines.errors import EngineError
 from harness.engines.fork_server import ForkServer, ForkServers, can_fork, kind_of
@@ -208,7 +209,6 @@ def test_a_process_that_cannot_be_forked_says_why(launch, monkeypatch, tmp_path)
 def test_what_differs_before_the_imports_is_not_forked(launch, answer):
     assert can_fork(launch)
     assert not can_fork(replace(launch, boot={**launch.boot, **answer}))
-    assert not can_fork(replace(launch, ranks=2))
 
 
 def test_every_part_of_a_boot_record_that_patches_look_at_makes_a_kind():
@@ -216,3 +216,12 @@ def test_every_part_of_a_boot_record_that_patches_look_at_makes_a_kind():
     patches = (ROOT / "harness" / "engine_side" / "host" / "import_patches.py").read_text()
     assert [name for name in fork_server.LATER if f'boot["{name}"]' in patches] == ["arguments"]
     assert patches.count('boot["arguments"]') == patches.count('boot["arguments"]["enable_dp_attention"]') == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_both_sides_of_a_pair_are_copied_processes(launch, tmp_path, device):
+    boot = {name: value for name, value in launch.boot.items() if name != "forked"} | {"device": device}
+    asked = replace(launch, boot=boot, beside=replace(launch, boot=boot, ranks=2))
+    made = EnginePool(logs=tmp_path, copies=True)._copied(asked)
+    assert [(one.boot["forked"], one.boot["flags"]) for one in (made, made.beside)] == [(True, [COPIES])] * 2
+    assert EnginePool(logs=tmp_path)._copied(asked) == asked

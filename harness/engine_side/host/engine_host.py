@@ -178,9 +178,10 @@ def _run(path: str, prepared: Prepared | None = None) -> None:
     os.environ[ENV_SOCKET] = path
     os.environ[ENV_BOOT] = json.dumps(boot)
     os.environ[ENV_PARENT] = str(os.getpid())
-    ready = prepared or Prepared(*install_patches(boot))
     try:
         with uncollected():
+            # what was not forked imports everything here, so that others can be forked from it
+            ready = prepared or (_imported(boot) if boot.get("forked") else Prepared(*install_patches(boot)))
             import sglang
 
         _check_version(sglang, boot)
