@@ -74,7 +74,7 @@ def build(
     if boot.engine.disaggregation and not quiet:
         handoff.beside(kit, calm=opening.calm)
     elif not quiet:
-        _bystanders(kit, calm=opening.calm)
+        _other_requests(kit, calm=opening.calm)
         if opening.events:
             _interference(kit, calm=opening.calm, protected=opening.protected)
         _one_that_drafts(kit, calm=opening.calm)
@@ -124,7 +124,7 @@ def _judged(own: RequestSpec, drawn: RequestSpec) -> RequestSpec:
     return own if own.return_logprob and {*LOOSE} & {*drawn.asked} else drawn
 
 
-def _bystanders(kit: Kit, *, calm: int) -> None:
+def _other_requests(kit: Kit, *, calm: int) -> None:
     """Up to MOST_REQUESTS in all; each arrives from step `calm` on, some as branches of an earlier prompt."""
     for _ in range(kit.integer(0, min(2, MOST_REQUESTS - len(kit.timeline.requests)))):
         prompt = kit.prompt_or_branch(kit.length())

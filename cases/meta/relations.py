@@ -147,10 +147,12 @@ def other_order(random: Random, scenario: Scenario) -> Scenario:
 
 
 @_relation("one more request beside the others", _company_kept)
-def bystander(random: Random, scenario: Scenario) -> Scenario:
+def extra_request(random: Random, scenario: Scenario) -> Scenario:
     boot = Boot(name="x", why="", spec=scenario.spec, engine=scenario.engine)
     kit = Kit(random, boot, chunk=scenario.engine.chunked_prefill_size or 32)
-    request = kit.request(kit.prompt(kit.length(1, 60)), new=kit.new_tokens(6)).model_copy(update={"rid": "bystander"})
+    request = kit.request(kit.prompt(kit.length(1, 60)), new=kit.new_tokens(6)).model_copy(
+        update={"rid": "extra_request"}
+    )
     arrival = Op(kind="submit", rids=(request.rid,))
     return _with(scenario, kit.integer(0, 4), arrival).model_copy(update={"requests": (*scenario.requests, request)})
 
