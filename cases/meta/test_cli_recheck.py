@@ -50,6 +50,7 @@ def stable(text):
     """Without what differs from run to run and from version to version: its time, ids, the list of coverage points."""
     text = re.sub(r"\d{8}-\d{4}-[0-9a-f]{4}", results.RUN.name, text)
     text = re.sub(r"-[0-9a-f]{12}\b", f"-{results.ID}", text)
+    text = re.sub(r"began [\d-]{10} \d\d:\d\d UTC", "began …", text)
     return re.sub(r"(coverage points seen\n)(  .*\n)+", r"\1  …\n", text)
 
 
