@@ -23,11 +23,13 @@ SCORES = 1 << 25
 class Sight:
     """Which rows m new rows see: of the kept rows those before upto[i], of the new ones own[i].
 
-    upto: int64 [m]. own: bool [m,m]; None is causal. A row sees itself.
+    upto: int64 [m]. own: bool [m,m]; None is causal. A row sees itself. only: bool [m,T+m], of these those that a layer
+    chose; None is all.
     """
 
     upto: Tensor
     own: Tensor | None = None
+    only: Tensor | None = None
 
     @staticmethod
     def causal(rows: int, *, kept: int = 0, device: torch.device | str = "cpu") -> Sight:
@@ -45,20 +47,14 @@ class Sight:
         own = torch.block_diag(*(ancestors(parents) for _, parents in branches)).bool()  # type: ignore[no-untyped-call]
         return Sight(upto=torch.tensor(upto, device=device), own=own.to(device))
 
-    def of_kept(self) -> Sight:
-        """Of the kept rows alone: no row sees itself."""
-        return Sight(
-            upto=self.upto, own=torch.zeros(len(self.upto), len(self.upto), dtype=torch.bool, device=self.upto.device)
-        )
-
     def mask(self, rows: slice, kept: int) -> Tensor:
         """bool [b,kept+s]: whom the new rows `rows` see; s are all m new rows, or those up to `rows.stop` if causal."""
         upto = self.upto[rows, None]
         before = torch.arange(kept, device=upto.device) < upto
-        if self.own is not None:
-            return torch.cat((before, self.own[rows]), dim=1)
         place = torch.arange(rows.stop, device=upto.device)
-        return torch.cat((before, place <= place[rows, None]), dim=1)
+        own = place <= place[rows, None] if self.own is None else self.own[rows]
+        seen = torch.cat((before, own), dim=1)
+        return seen if self.only is None else seen & self.only[rows, : seen.shape[1]]
 
 
 def ancestors(parents: Sequence[int]) -> Tensor:

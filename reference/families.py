@@ -7,7 +7,7 @@ compute anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from reference.checkpoint import sizes as read_sizes
 from reference.delta import DeltaMixer, DeltaSizes
 from reference.experts import SWIGLU_ALPHA
 from reference.heads import GroupedAttention, Heads
+from reference.indexer import Indexer, IndexSizes
 from reference.keys import Keys
 from reference.mixtures import (
     ClampedMixture,
@@ -31,7 +32,7 @@ from reference.mixtures import (
     read_qwen,
     read_sigmoid,
 )
-from reference.mla import AllChosen, Latent, LatentAttention
+from reference.mla import Latent, LatentAttention, SparseAttention
 from reference.model import Attends, DecoderLayer, PaperTarget, Target
 from reference.nextn import ERNIE, MIMO, QWEN, Join, NextNHead, behind
 from reference.rotation import Rotation, read_rotation, scaling_of
@@ -46,7 +47,6 @@ class Family:
     """What a config describes. attention: of layer i. centred: norms are stored less one.
 
     join, draft: its next-token layer's parts, and the prefix of that layer's weights. alone: nothing else is there.
-    unread: a part of the names of tensors that decide nothing here.
     """
 
     config: Config
@@ -56,7 +56,6 @@ class Family:
     join: Join | None = None
     draft: str = ""
     alone: bool = False
-    unread: str | None = None
 
     def weights(self, path: Path, dtype: torch.dtype, device: torch.device | str) -> Weights:
         """The folder's tensors, norms as they are multiplied."""
@@ -67,11 +66,6 @@ class Family:
         parts = name.split(".")
         behind_last = parts[:2] == ["model", "layers"] and int(parts[2]) >= self.config.layers
         return behind_last or name.startswith(("mtp.", "model.mtp_"))
-
-    def all_taken(self, weights: Weights, *, but: Iterable[str]) -> None:
-        """CheckpointError for a tensor that nobody took and that neither is among these nor decides nothing."""
-        ignored = [] if self.unread is None else [name for name in weights if self.unread in name]
-        weights.all_taken(but=[*but, *ignored])
 
     def layer(self, weights: Weights, prefix: str, number: int | None) -> DecoderLayer:
         """Decoder layer `number`, whose weights start with `prefix`; None is the next-token layer."""
@@ -252,17 +246,25 @@ def read_deepseek(raw: Raw) -> Family:
 
 
 def read_deepseek_sparse(raw: Raw) -> Family:
-    """DeepSeek-V3.2 (arXiv 2512.02556, section 2.1): V3 with an indexer, which decides nothing where it chooses all."""
-    for key in ("index_n_heads", "index_head_dim"):
-        raw.get(key)
-    family, most = read_deepseek(raw), raw["index_topk"]
-    latent, shared = Latent.read(raw), bool(raw.get("index_share_for_mtp_iteration"))
+    """DeepSeek-V3.2 (arXiv 2512.02556, section 2.1): V3 whose layers attend what an indexer chooses."""
+    family, latent, shared = read_deepseek(raw), Latent.read(raw), bool(raw.get("index_share_for_mtp_iteration"))
+    if latent.q_rank is None:
+        raise CheckpointError("q_lora_rank is null; an indexer makes its queries of the latent one")
+    sizes = IndexSizes(
+        hidden=latent.hidden,
+        q_rank=latent.q_rank,
+        heads=raw["index_n_heads"],
+        width=raw["index_head_dim"],
+        most=raw["index_topk"],
+        rotation=read_rotation(raw, head_dim=latent.rotated),
+    )
     return replace(
         family,
-        attention=lambda weights, prefix, number: AllChosen(
-            LatentAttention(weights, f"{prefix}self_attn.", latent), most, shared=shared and number is None
+        attention=lambda weights, prefix, number: SparseAttention(
+            LatentAttention(weights, f"{prefix}self_attn.", latent),
+            Indexer(weights, f"{prefix}self_attn.indexer.", sizes),
+            shared=shared and number is None,
         ),
-        unread=".self_attn.indexer.",
     )
 
 
@@ -352,7 +354,7 @@ def load_target(path: Path, dtype: torch.dtype, *, held: torch.dtype, device: to
     weights = family.weights(path, held, device)
     stack = [family.layer(weights, f"model.layers.{i}.", i) for i in range(family.config.layers)]
     target = PaperTarget(weights, family.config, stack=stack)
-    family.all_taken(weights, but=[name for name in weights if family.beside(name)])
+    weights.all_taken(but=[name for name in weights if family.beside(name)])
     return target.computing(dtype)
 
 
@@ -365,5 +367,5 @@ def load_head(path: Path, target: Target, *, held: torch.dtype | None = None) ->
     a_pair(path, family.config, vocab=target.vocab, hidden=target.hidden, layers=layers)
     weights = family.weights(path, held or target.dtype, target.device)
     head = NextNHead(weights, family.join, family.layer(weights, family.draft, None), target, family.config.eps)
-    family.all_taken(weights, but=[name for name in weights if not (family.alone or family.beside(name))])
+    weights.all_taken(but=[name for name in weights if not (family.alone or family.beside(name))])
     return head

@@ -13,14 +13,15 @@ width of a head's value.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from reference.attention import Kept, KeyValues, Sight, attend
-from reference.checkpoint import CheckpointError, Weights
+from reference.checkpoint import Weights
+from reference.indexer import Indexer
 from reference.model import linear, rms_norm
 from reference.rotation import Rotation, read_rotation, scaling_of, yarn_size
 
@@ -78,11 +79,16 @@ class LatentAttention:
         self.kv_up = take(f"{prefix}kv_b_proj.weight", c.heads * (c.nope + c.value), c.kv_rank)
         self.o = take(f"{prefix}o_proj.weight", c.hidden, c.heads * c.value)
 
+    def asking(self, x: Tensor) -> Tensor:
+        """x [m,h] -> what queries are made of, [m,q_rank]; x itself where they are made in one step."""
+        c = self.sizes
+        return x if c.q_rank is None else rms_norm(linear(x, self.q_down), self.q_norm, c.eps)
+
     def forward(self, x: Tensor, positions: Tensor, sight: Sight, kept: Kept | None) -> tuple[Tensor, Kept]:
         """See reference.model.Attends."""
         c, rows = self.sizes, x.shape[0]
-        asking = x if c.q_rank is None else rms_norm(linear(x, self.q_down), self.q_norm, c.eps)
-        q_nope, q_turned = torch.split(linear(asking, self.q).view(rows, c.heads, -1), [c.nope, c.rotated], dim=-1)
+        asked = linear(self.asking(x), self.q).view(rows, c.heads, -1)
+        q_nope, q_turned = torch.split(asked, [c.nope, c.rotated], dim=-1)
         latent, k_turned = torch.split(linear(x, self.kv_down), [c.kv_rank, c.rotated], dim=-1)
         up = linear(rms_norm(latent, self.kv_norm, c.eps), self.kv_up).view(rows, c.heads, -1)
         k_nope, v = torch.split(up, [c.nope, c.value], dim=-1)
@@ -92,21 +98,38 @@ class LatentAttention:
         return linear(attend(q, held, sight, scale=c.scale).reshape(rows, -1), self.o), held
 
 
-class AllChosen:
-    """A layer whose indexer chooses the best `most` rows (DeepSeek-V3.2), over texts of which that is every row.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseKept(Kept):
+    """rows: what attention keeps. index: index keys [J,d]. chosen: bool [m,J] of the last forward's m rows."""
+
+    rows: Kept
+    index: Tensor
+    chosen: Tensor
+
+
+class SparseAttention:
+    """A layer that attends the rows that its indexer chooses (DeepSeek-V3.2).
 
     shared: a next-token layer's steps attend what the last committed row before them chose, and so neither themselves
     nor each other (GLM-5.2's `index_share_for_mtp_iteration`, as vllm-project/vllm 44420 and sgl-project/sglang 29787
     describe it).
     """
 
-    def __init__(self, attention: LatentAttention, most: int, *, shared: bool = False) -> None:
-        self.attention, self.most, self.shared = attention, most, shared
+    def __init__(self, attention: LatentAttention, indexer: Indexer, *, shared: bool = False) -> None:
+        self.attention, self.indexer, self.shared = attention, indexer, shared
 
     def forward(self, x: Tensor, positions: Tensor, sight: Sight, kept: Kept | None) -> tuple[Tensor, Kept]:
-        """See reference.model.Attends; CheckpointError for a row that sees more, since the choice is not built here."""
-        if len(positions) and int(positions.max()) >= self.most:
-            raise CheckpointError(f"a text is longer than index_topk, {self.most}: which rows are chosen is not built")
+        """See reference.model.Attends."""
+        assert kept is None or isinstance(kept, SparseKept)
+        index = self.indexer.keys(x, positions)
+        index = index if kept is None else torch.cat((kept.index, index))
+        seen = sight.mask(slice(0, len(x)), len(index) - len(x))
         if self.shared and kept is not None:
-            sight = sight.of_kept()
-        return self.attention.forward(x, positions, sight, kept)
+            chosen = torch.nn.functional.pad(kept.chosen[sight.upto - 1], (0, len(x)))
+        elif len(index) <= self.indexer.sizes.most:
+            chosen = seen
+        else:
+            chosen = self.indexer.chosen(self.indexer.scores(x, self.attention.asking(x), positions, index), seen)
+        before = None if kept is None else kept.rows
+        added, rows = self.attention.forward(x, positions, replace(sight, only=chosen), before)
+        return added, SparseKept(rows=rows, index=index, chosen=chosen)

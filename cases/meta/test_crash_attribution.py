@@ -4,7 +4,7 @@ from types import ModuleType
 
 import pytest
 
-from harness.engine_side.host.crash_attribution import AT_WORK, HARNESS, not_imported, watcher
+from harness.engine_side.host.crash_attribution import AT_WORK, HARNESS, not_built, not_imported, watcher
 from harness.engine_side.probes.recorder import Recorder
 from harness.engine_side.transfer_backend.files import NotServed
 
@@ -85,6 +85,42 @@ def test_a_name_that_sglang_imports_for_other_devices_is_no_crash_of_its_own(tmp
     with pytest.raises(RuntimeError) as other:
         in_sglang("copied")
     assert not_imported(other.value) == ""
+
+
+def lies_in(file, text):
+    """Fails in code that lies in `file`, by its traceback."""
+    module = ModuleType("pretended")
+    exec(compile(f"def fall():\n    raise {text}\n", file, "exec"), module.__dict__)
+    module.fall()
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        (
+            "/x/tvm_ffi/cpp/extension.py",
+            'RuntimeError("ninja exited with status 1\\nlog")',
+            "RuntimeError: ninja exited",
+        ),
+        ("/x/torch/utils/cpp_extension.py", 'OSError("CUDA_HOME is not set")', "OSError: CUDA_HOME is not set"),
+        (
+            "/x/torch/_ops.py",
+            'RuntimeError("(/deepgemm/third-party/deep_jit/x.hpp:92) failed to open")',
+            "RuntimeError: ",
+        ),
+        ("/x/sglang/srt/a.py", 'RuntimeError("no attribute")', ""),
+    ],
+)
+def test_a_kernel_that_cannot_be_built_on_a_machine_is_no_crash_of_sglangs(file, text, says):
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        lies_in(file, text)
+    remade = RuntimeError("Capture CUDA graph failed")
+    remade.__cause__ = caught.value
+    for error in (caught.value, remade):
+        found = not_built(error)
+        assert found.startswith(says)
+        assert bool(found) == bool(says)
+        assert "log" not in found
 
 
 def test_a_device_error_that_our_copy_receives_is_not_taken_for_ours(monkeypatch):

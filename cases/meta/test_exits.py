@@ -185,6 +185,14 @@ def test_a_kernel_that_sglang_has_for_other_devices_only_is_no_crash_of_its_own(
     assert verdict.reasons[0].startswith("SGLang imports copied for other devices only")
 
 
+def test_a_kernel_that_this_machine_cannot_build_is_no_crash_of_sglangs(cut):
+    scenario, trace = cut
+    crashed = ended(trace, "crash", site="srt/a.py:f", error="RuntimeError: x", unbuilt="OSError: CUDA_HOME is not set")
+    verdict, divergences = judge(scenario, crashed, None)
+    assert (verdict.outcome, divergences) == (Outcome.UNKNOWN, [])
+    assert verdict.reasons[0] == "a kernel could not be built on this machine: OSError: CUDA_HOME is not set"
+
+
 def test_a_trace_of_before_the_question_was_asked_is_not_held_against_sglang_either(cut):
     scenario, trace = cut
     error = "scheduler process 7 ended without a word"

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from cases.fixed import default_scenarios
 from cases.meta import handmade
@@ -84,6 +85,19 @@ def test_the_place_that_takes_overlap_back_on_a_cpu_is_switched_off_where_a_rele
     ops._patch_kept(module, asked)
     getattr(module, asked)(None)
     assert [entry["operation"] for entry in ops.describe()] == [f"hook.{asked}"]
+
+
+def test_a_module_that_makes_events_of_cuda_gets_one_that_waits_for_nothing_and_the_rest_of_torch():
+    """As a prefill side does under overlap before it sends a cached prefix early; a torch without CUDA has none."""
+    ops, module = CpuOps(ImportHooks()), SimpleNamespace(__name__="prefill", torch=torch)
+    ops._patch_no_event(module, "Event")
+    event = module.torch.cuda.Event(enable_timing=False)
+    event.record("stream")
+    event.wait()
+    event.synchronize()
+    assert module.torch.cuda.is_available is torch.cuda.is_available
+    assert module.torch.empty is torch.empty
+    assert [entry["operation"] for entry in ops.describe()] == ["prefill: torch.cuda.Event"]
 
 
 # Whose files

@@ -10,18 +10,20 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import DeepseekV3ForCausalLM
+from transformers import DeepseekV3ForCausalLM, DeepseekV32ForCausalLM
 
 from cases.checkpoints import make
 from cases.meta.test_reference_model import assert_like_hf, tokens_of
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError
-from reference.pairs import load_pair, load_target, paper_target
+from reference.pairs import load_pair, load_target
 
 torch.set_num_threads(1)
 
 #: YaRN stretches all positions alike, so a longer text would show nothing but the rounding of HF's angles.
 LENGTH = 64
+#: Of an indexer; with few heads scores of rows that no head is like are all zero, and which of these is best is open.
+HEADS, WIDTH = 12, 32
 DOUBLE = torch.float64  # logits of this pair are larger than most, and HF rotates in float32 anyway
 
 
@@ -67,20 +69,51 @@ def test_what_is_not_built_here_is_named(pair, tmp_path, changes, words):
 
 @pytest.fixture
 def indexed(pair, tmp_path):
-    """The pair's target with an indexer, whose weights are there and decide nothing, and how many rows it chooses."""
+    """The pair's target with an indexer in each layer that chooses so many rows."""
 
-    def make(most):
-        place = tmp_path / "indexed"
+    def make(most, **more):
+        place = tmp_path / f"indexed-{most}"
         shutil.copytree(pair.target, place)
         config = json.loads((place / "config.json").read_text())
-        config |= {"architectures": ["DeepseekV32ForCausalLM"], "index_topk": most, "index_n_heads": 2}
-        (place / "config.json").write_text(json.dumps(config | {"index_head_dim": 16}))
-        weights = load_file(place / "model.safetensors")
-        weights["model.layers.1.self_attn.indexer.wk.weight"] = torch.randn(16, config["hidden_size"])
+        config |= {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", **more}
+        config |= {"index_topk": most, "index_n_heads": HEADS, "index_head_dim": WIDTH}
+        (place / "config.json").write_text(json.dumps(config))
+        weights, drawn = load_file(place / "model.safetensors"), torch.Generator().manual_seed(most)
+        for layer in range(config["num_hidden_layers"] + 1):
+            shapes = {
+                "wq_b.weight": (HEADS * WIDTH, config["q_lora_rank"]),
+                "wk.weight": (WIDTH, config["hidden_size"]),
+            }
+            shapes |= {
+                "k_norm.weight": (WIDTH,),
+                "k_norm.bias": (WIDTH,),
+                "weights_proj.weight": (HEADS, config["hidden_size"]),
+            }
+            for name, shape in shapes.items():
+                weights[f"model.layers.{layer}.self_attn.indexer.{name}"] = torch.randn(shape, generator=drawn)
         save_file(weights, place / "model.safetensors")
         return place
 
     return make
+
+
+@pytest.mark.parametrize("most", [5, 30, LENGTH])
+def test_rows_that_an_indexer_chooses_are_hfs(indexed, most):
+    place = indexed(most)
+    hf = DeepseekV32ForCausalLM.from_pretrained(place, attn_implementation="eager", dtype=DOUBLE)
+    target = load_target(place, DOUBLE)
+    assert_like_hf(target, hf, tokens_of(LENGTH, target.vocab, seed=most))
+
+
+def test_a_text_read_in_parts_chooses_what_it_chooses_as_a_whole(indexed):
+    target = load_target(indexed(9), DOUBLE)
+    tokens, last = tokens_of(40, target.vocab), (target.layers,)
+    whole, first = target.read(tokens, keep=last), target.read(tokens[:17], keep=last)
+    second = target.read(tokens[17:], keep=last, after=first)
+    parts = torch.cat([one.states[target.layers] for one in (first, second)])
+    assert torch.allclose(parts, whole.states[target.layers], rtol=0, atol=1e-10)
+    hanging = target.branch(first, tokens[17:20], torch.arange(17, 20), Sight.of([(17, (-1, 0, 1))]))
+    assert torch.allclose(hanging[target.layers], parts[17:20], rtol=0, atol=1e-10)
 
 
 def test_an_indexer_that_chooses_every_row_changes_none(pair, indexed):
@@ -93,15 +126,9 @@ def test_an_indexer_that_chooses_every_row_changes_none(pair, indexed):
     assert torch.equal(head.forward(*rows)[0], drafting.forward(*rows)[0])
 
 
-def test_an_indexer_that_would_leave_a_row_out_is_not_followed(indexed):
-    target = paper_target(indexed(29), torch.float64)
-    target.forward(tokens_of(29, target.vocab))
-    with pytest.raises(CheckpointError, match="longer than index_topk, 29"):
-        target.forward(tokens_of(30, target.vocab))
-
-
-def test_steps_that_share_a_choice_see_neither_themselves_nor_each_other(pair, indexed):
-    place = indexed(30)
+@pytest.mark.parametrize("most", [30, 7])
+def test_steps_that_share_a_choice_see_neither_themselves_nor_each_other(indexed, most):
+    place = indexed(most)
     file = place / "config.json"
     _, plain = load_pair(place, place, torch.float64)
     file.write_text(json.dumps(json.loads(file.read_text()) | {"index_share_for_mtp_iteration": True}))

@@ -119,7 +119,7 @@ def _replacement(trace: str) -> str:
 
 
 def lost_by(event: Event) -> str:
-    """Why the engine ended, where somebody ended it, or a CPU for which SGLang has no such kernel; else empty.
+    """Why the engine ended, where somebody ended it or the machine lacks a kernel; else empty.
 
     A trace of before this was asked says "killed" of every end without a word, whatever it came from.
     """
@@ -127,6 +127,8 @@ def lost_by(event: Event) -> str:
         return str(event.data.get("what", "ended from outside"))
     if lacks := event.data.get("lacks"):
         return f"SGLang imports {lacks} for other devices only, and uses it on a CPU: {event.data.get('error', '')}"
+    if unbuilt := event.data.get("unbuilt"):
+        return f"a kernel could not be built on this machine: {unbuilt}"
     unknown = event.name == "crash" and event.data.get("site") == "killed"
     return f"{event.data.get('error', '')}; how is not known" if unknown else ""
 

@@ -14,7 +14,7 @@ from harness.cli.outcome import Exit, guarded
 from harness.contract.outputs import check_target
 from harness.contract.usage import UsageError, unknown
 from harness.engines.releases import named
-from harness.machines.slimming import PARTS
+from harness.machines.bundle_contents import PARTS
 from reports.prose import say
 
 

@@ -28,7 +28,7 @@ from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted, some
 from harness.driving.adapt import Wanted
 from harness.driving.live import LiveEngines
-from harness.driving.runner import git_state, own_version
+from harness.driving.own_source import git_state, own_version, source_digest
 from harness.engines import envs
 from harness.night import document, store
 from harness.night.cells import Cell, Limits, left_out, plan
@@ -389,6 +389,7 @@ def _plan(asked: Asked, cells: Sequence[Cell], shard: tuple[int, int]) -> NightP
         not_planned=tuple(_not_planned(cells, asked)),
         eaglecheck=own_version(),
         git_head=git_state()[0],
+        source=source_digest(),
         host=platform.node(),
     )
 

@@ -1,4 +1,4 @@
-"""Crash attribution: whether SGLang, one of our hooks, or a device that it has no kernels for made a batch fail.
+"""Crash attribution: whether SGLang, one of our hooks, or a machine that lacks a kernel made a batch fail.
 
 Engine side: standard library only. It must not know what was being looked at.
 """
@@ -16,6 +16,10 @@ HARNESS = Path(__file__).resolve().parents[2]
 #: Our folders and files that do SGLang's work or change it: what fails in a replacement kernel, a mutant or a transfer
 #: may be its doing. All others only look on.
 AT_WORK = ("replacement_kernels", "transfer_backend", "mutants", "plugin_algorithm")
+#: What compiles kernels at their first use: Python files, by how their paths end or what they lie in.
+BUILDERS = ("/torch/utils/cpp_extension.py", "/tvm_ffi/cpp/", "/triton/runtime/build.py", "/flashinfer/jit/")
+#: Words of a compiler that is called by no Python: DeepGEMM's.
+BUILDER_WORDS = ("deep_jit", "NVCC compil")
 
 
 def watcher(error: BaseException) -> str | None:
@@ -33,6 +37,16 @@ def not_imported(error: BaseException) -> str:
     What SGLang then does to clean up may fail as well, and be the error that is told.
     """
     return next(filter(None, map(_not_imported, _chain(error))), "")
+
+
+def not_built(error: BaseException) -> str:
+    """What whoever compiles a kernel at its first use says where it cannot: no compiler, or no headers; or ''."""
+    return next((f"{type(one).__name__}: {one}".splitlines()[0] for one in _chain(error) if _building(one)), "")
+
+
+def _building(error: BaseException) -> bool:
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(one in file for file in files for one in BUILDERS) or any(one in str(error) for one in BUILDER_WORDS)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

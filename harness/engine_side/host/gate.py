@@ -23,7 +23,7 @@ from ..clock import Clock
 from ..probes.recorder import Recorder, plain_rid
 from ..transfer_backend.files import RULES
 from . import source_swap
-from .crash_attribution import not_imported, watcher
+from .crash_attribution import not_built, not_imported, watcher
 from .retraction import Retraction, forget_retractions
 from .scheduler_state import pool_level, scheduler_state
 
@@ -235,6 +235,8 @@ class Gate:
         }
         if self.scheduler.server_args.device == "cpu" and (name := not_imported(error)):
             report["lacks"] = name
+        if built := not_built(error):
+            report["unbuilt"] = built
         if (
             not isinstance(error, KeyboardInterrupt) and (own := watcher(error)) is not None
         ):  # an error of ours, and no finding about SGLang

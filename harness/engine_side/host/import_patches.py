@@ -5,6 +5,7 @@ Engine side: nothing of SGLang or torch is imported before what is prepared here
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ...both_sides import compat, plugin_algorithm
@@ -15,7 +16,7 @@ def install_patches(boot: dict[str, Any]) -> tuple[ImportHooks, Any]:
     """The import hooks of this process, with everything prepared; and who knows what was replaced, or None."""
     hooks = ImportHooks()
     hooks.install()
-    ops = _prepare_cpu(hooks, boot) or _prepare_index(boot)
+    ops = _prepare_cpu(hooks, boot) or _prepare_index(hooks, boot)
     _prepare_handoff(hooks, boot)
     _prepare_plugin(hooks, boot)
     return hooks, ops
@@ -50,12 +51,16 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
     return ops
 
 
-def _prepare_index(boot: dict[str, Any]) -> Any:
-    """Scores of a sparse indexer, where the engine's backend asks for them; None elsewhere."""
+def _prepare_index(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
+    """Scores of a sparse indexer, where the engine's backend asks for them, and who notes what it chooses; or None."""
     if not boot.get("indexer"):
         return None
     from ..replacement_kernels.index_scores import IndexScores
 
+    if folder := boot.get("chosen"):
+        from ..probes.index_probe import IndexProbe
+
+        IndexProbe(hooks, Path(folder))
     return IndexScores()
 
 

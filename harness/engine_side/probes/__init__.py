@@ -21,6 +21,7 @@ the table of a release (`both_sides/compat.toml`) has its own names. A trace's h
 | `duplicate_prefix_tail_to_draft_branches` | `verify_probe` | copies of a prefix's last page that differ from it |
 | `process_prebuilt` | `distributed_probe` | PREBUILT rows: what a decode engine is handed |
 | `ModelRunner.forward` under DP attention | `distributed_probe` | draft state and token counts of every rank |
+| `Indexer.forward_cuda` of SGLang alone | `index_probe` | which rows a sparse indexer leaves out |
 | `start_writing`, `start_loading`, `init_load_back` | `host_probe` | what a hierarchical cache copies, and for whom |
 | `update_running_batch`, `check_decode_mem`, `retract_decode` | `host.retraction` | who is taken back, and why |
 | `load_model` | `graph_probe` | the model's own `forward`, which the captures below need |

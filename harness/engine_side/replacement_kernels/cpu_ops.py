@@ -50,14 +50,14 @@ class Replacement:
     reason: str
 
 
-class _Torch:
-    """`torch` as one module sees it: some functions are ours, everything else is torch's."""
+class _Seen:
+    """A module of torch's as one of SGLang's sees it: some of it is ours, everything else is torch's."""
 
-    def __init__(self, **ours: Callable[..., Any]) -> None:
-        self.__dict__ |= ours
+    def __init__(self, module: types.ModuleType, **ours: Any) -> None:
+        self.__dict__ |= {"_module": module, **ours}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
+        return getattr(self.__dict__["_module"], name)
 
 
 #: Patch -> (name, replacement, by, subject) of each kernel it replaces; attention is one of its own.
@@ -251,14 +251,14 @@ class CpuOps:
 
     def _patch_unpinned(self, module: types.ModuleType, argument: str) -> None:
         why = "there is nothing to pin memory for"
-        module.torch = _Torch(tensor=_unpinned(torch.tensor), zeros=_unpinned(torch.zeros))  # type: ignore[attr-defined]
+        module.torch = _Seen(torch, tensor=_unpinned(torch.tensor), zeros=_unpinned(torch.zeros))  # type: ignore[attr-defined]
         self._note(f"{module.__name__}: torch.tensor(pin_memory=)", "no-op", "none", why)
         if argument:
             torch.Tensor.pin_memory = lambda pinned, *_args: pinned  # type: ignore[method-assign]
             self._note(f"Tensor.pin_memory (for {module.__name__})", "no-op", "none", why)
 
     def _patch_cpu_device(self, module: types.ModuleType, argument: str) -> None:
-        module.torch = _Torch(empty=_on_cpu(torch.empty), full=_on_cpu(torch.full))  # type: ignore[attr-defined]
+        module.torch = _Seen(torch, empty=_on_cpu(torch.empty), full=_on_cpu(torch.full))  # type: ignore[attr-defined]
         what = f"{module.__name__}: torch.empty, torch.full (device='cuda')"
         self._note(what, "no-op", "none", "names a device instead of asking for the batch's")
 
@@ -341,7 +341,7 @@ class CpuOps:
         """
         owner, makes = getattr(module, argument), getattr(module, "_allocate_token_bitmask", None)
         if makes is not None and "is_pin_memory_available" not in inspect.getsource(makes):
-            module.torch = _Torch(full=_unpinned(torch.full))  # type: ignore[attr-defined]
+            module.torch = _Seen(torch, full=_unpinned(torch.full))  # type: ignore[attr-defined]
             what = f"{module.__name__}: torch.full(pin_memory=)"
             self._note(what, "no-op", "none", "there is nothing to pin memory for")
         if '"cpu"' in inspect.getsource(owner.apply_vocab_mask):
@@ -443,7 +443,7 @@ class CpuOps:
         def product(left: torch.Tensor, right: torch.Tensor, *, out_dtype: torch.dtype | None = None) -> torch.Tensor:
             return torch.mm(left, right).to(out_dtype or left.dtype)
 
-        module.torch = _Torch(**{argument: product})  # type: ignore[attr-defined]
+        module.torch = _Seen(torch, **{argument: product})  # type: ignore[attr-defined]
         self._note(f"{module.__name__}: torch.{argument}(out_dtype=)", "remap", "none", "torch has it on a GPU alone")
 
     def _patch_portable_conv(self, module: types.ModuleType, argument: str) -> None:
@@ -468,6 +468,12 @@ class CpuOps:
         torch.Tensor.record_stream = lambda *_a, **_k: None  # type: ignore[method-assign]
         self._note("torch.Tensor.record_stream", "no-op", "none", "CPU streams are not concurrent")
 
+    def _patch_no_event(self, module: types.ModuleType, argument: str) -> None:
+        """Events of streams, which the module makes of `torch.cuda` whatever it runs on; `argument`: their class."""
+        event = types.SimpleNamespace(**dict.fromkeys(("record", "wait", "synchronize"), lambda *_a: None))
+        module.torch = _Seen(torch, cuda=_Seen(torch.cuda, **{argument: lambda *_a, **_k: event}))  # type: ignore[attr-defined]
+        self._note(f"{module.__name__}: torch.cuda.{argument}", "no-op", "none", "CPU streams are not concurrent")
+
     def _patch_kept(self, module: types.ModuleType, argument: str) -> None:
         """A setting that SGLang takes back on a CPU, where the release has such a place."""
         if hasattr(module, argument):
@@ -483,7 +489,7 @@ class CpuOps:
         self._note(f"{module.__name__}.{argument}", "no-op", "none", "10 GB kept free for a pool of some kB")
 
     def _patch_device_name(self, module: types.ModuleType, argument: str) -> None:
-        module.torch = _Torch(**{argument: _on_cpu(getattr(torch, argument))})  # type: ignore[attr-defined]
+        module.torch = _Seen(torch, **{argument: _on_cpu(getattr(torch, argument))})  # type: ignore[attr-defined]
         self._note(
             f"{module.__name__}: torch.{argument}", "remap", "none", 'names the device "cuda" whatever it runs on'
         )

@@ -26,6 +26,7 @@ _CPU = '''"""What has no CPU build: each function below changes one module of SG
 from __future__ import annotations
 
 import inspect
+import types
 from typing import Any, Callable
 
 import torch
@@ -85,7 +86,7 @@ def cpu_modules(patches: Iterable[compat.Patch]) -> dict[str, str]:
     names = sorted({name for table in needed.values() for name in table.values()})
     modules = {home: (KERNELS / f"{home}.py").read_text(encoding="utf-8") for home in sorted({homes[n] for n in names})}
     methods = "\n".join(_of(source, nodes, "CpuOps", f"_patch_{what}") for what in whats if what not in kernels)
-    helpers = [name for name in ("_Torch", "_on_cpu") if re.search(rf"\b{name}\(", methods)]
+    helpers = [name for name in ("_Seen", "_on_cpu") if re.search(rf"\b{name}\(", methods)]
     return modules | {
         "cpu": _CPU.format(
             imports="".join(f"from repro_{homes[name]} import {name}\n" for name in names),
