@@ -388,6 +388,12 @@ def test_a_reproducer_that_misses_a_piece_is_not_replayed(reproducer, piece):
     assert "Traceback" not in done.stderr
 
 
+def test_a_share_of_a_gpu_for_a_replay_on_a_cpu_is_refused_without_naming_options_of_run(reproducer):
+    done = call("replay", str(reproducer), "--gpu-share", "1")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "eaglecheck: --gpu-share 1: the reproducer is of an engine on a CPU\n  leave it out\n"
+
+
 def test_a_reproducer_of_a_newer_eaglecheck_is_not_replayed(reproducer):
     _version(reproducer / "manifest.json", "store_version")
     done = call("replay", str(reproducer))
