@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from cases.checkpoints import RECIPES, pair_of
 from cases.families import FAMILIES
 from cases.fixed import DRAIN, submit
+from cases.pairs import RECIPES, pair_of
 from cases.recipes import Weights
+from harness.both_sides import leases
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import EngineConfig
@@ -207,7 +208,15 @@ def fared(args: argparse.Namespace, root: Path) -> Bare:
         requests.append(one.model_copy(update={"input_ids": ids}))
     scenario = scenario.model_copy(update={"requests": tuple(requests)})
     env, engine = envs.ensure(args.engine, print), scenario.engine
-    launch = build_launch(env=env, spec=scenario.spec, engine=engine, target=target, draft=draft, device=args.device)
+    launch = build_launch(
+        env=env,
+        spec=scenario.spec,
+        engine=engine,
+        target=target,
+        draft=draft,
+        device=args.device,
+        lease=leases.request() if args.device == "cuda" else None,
+    )
     launch = replace(
         launch, boot=launch.boot | {"arguments": launch.boot["arguments"] | {"chunked_prefill_size": args.chunk}}
     )

@@ -33,7 +33,9 @@ from torch import Tensor
 from cases import mla_weights
 from cases.families import FAMILIES
 from cases.fixed import DRAIN, submit
-from cases.recipes import LatentRecipe, Noise
+from cases.mla_weights import LatentRecipe
+from cases.recipes import Noise
+from harness.both_sides import leases
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import EngineConfig, SpecConfig
@@ -134,7 +136,9 @@ def fared(folder: Path, scenario: Scenario, args: argparse.Namespace) -> Bare:
     """How SGLang alone fares; what was chosen lies in the folder's parent then."""
     env, where = envs.ensure(args.engine, print), folder.parent
     spec = SpecConfig(algorithm="EAGLE")
-    launch = build_launch(env=env, spec=spec, engine=scenario.engine, target=folder, draft=folder, device="cuda")
+    launch = build_launch(
+        env=env, spec=spec, engine=scenario.engine, target=folder, draft=folder, device="cuda", lease=leases.request()
+    )
     switch = {"SGLANG_DSA_FUSE_TOPK": "0"} if args.kernel == "torch" else {}
     boot = launch.boot | {"environment": launch.boot["environment"] | switch, "chosen": str(where)}
     found = run_bare(replace(launch, boot=boot), scenario, folder=where, seconds=args.seconds)

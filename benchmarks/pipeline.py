@@ -22,6 +22,7 @@ from typing import Any
 
 from cases.families import FAMILIES
 from cases.fixed import DRAIN, submit
+from harness.both_sides import leases
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import EngineConfig
@@ -70,7 +71,15 @@ def fared(scenario: Scenario, *, version: str, device: str, stages: int, seconds
     """How SGLang fares with so many stages; after so long it says where its threads are, and is ended."""
     target, draft = checkpoint_pairs([scenario], device=device)[scenario.checkpoint]
     env, engine = envs.ensure(version, print), scenario.engine
-    launch = build_launch(env=env, spec=scenario.spec, engine=engine, target=target, draft=draft, device=device)
+    launch = build_launch(
+        env=env,
+        spec=scenario.spec,
+        engine=engine,
+        target=target,
+        draft=draft,
+        device=device,
+        lease=leases.request() if device == "cuda" else None,
+    )
     own = {
         "environment": SWITCH | (ON_A_CPU if device == "cpu" and stages > 1 else {}),
         "arguments": {"pp_size": stages, "watchdog_timeout": 2 * seconds},

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks._bench import machine
-from cases import catalogue, checkpoints, fixed
+from cases import catalogue, checkpoints, fixed, pairs
 from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.scenario import Scenario
@@ -218,7 +218,7 @@ def printed(line: Line) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--engine", default=envs.NEWEST)
-    parser.add_argument("--pair", action="append", default=[], choices=list(checkpoints.RECIPES))
+    parser.add_argument("--pair", action="append", default=[], choices=list(pairs.RECIPES))
     parser.add_argument("--folder", action="append", default=[], type=Path)
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()

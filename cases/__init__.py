@@ -8,9 +8,9 @@
 | what a mutant can show in | a table in `exercises.toml` |
 | a way to bring about a coverage point | a function in a module of `templates` |
 | a change that must not matter | a function in `meta/relations` |
-| a pair | a line in `checkpoints.RECIPES` |
-| a trained pair | a folder as `training.train` writes it, and a line in `checkpoints.RECIPES` |
-| a draft head | first `reference`; then a record in `recipes`, a `*_weights` module and a line in `checkpoints.KINDS` |
+| a pair | a line in `pairs.RECIPES` |
+| a trained pair | a folder as `training.train` writes it, and a line in `pairs.RECIPES` |
+| a draft head | first `reference`; then a record in `recipes`, a `*_weights` module and a line in `pairs.KINDS` |
 | | that make its pair, and a family that names the pair |
 
 `engine/` tests with a real engine, `meta/` tests the harness without one. Nothing here knows how a verdict is reached.

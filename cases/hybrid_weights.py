@@ -9,15 +9,59 @@ takes part. This module must not import sglang, transformers or torch.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from cases import llama_weights
-from cases.recipes import HybridRecipe, Noise, Pair, Weights
+from cases.recipes import Noise, Pair, Recipe, Weights
 
 #: Every second layer is one of attention: the first that is, is the MTP layer too.
 EVERY, FIRST = 2, 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HybridRecipe(Recipe):
+    """A Qwen3-Next style pair: recurrent states, and an MTP layer of attention.
+
+    delta_*: heads and widths of the gated delta networks, and how many rows their convolution reads. delta_gain: what
+    they add, against attention. experts: all of them are chosen for every row, so that no near tie decides what a row
+    is. expert_gain: what they add, against the shared one.
+    """
+
+    target_architecture: ClassVar[str] = "Qwen3NextForCausalLM"
+    target_type: ClassVar[str] = "qwen3_next"
+
+    hidden: int = 144
+    intermediate: int = 112
+    layers: int = 5
+    heads: int = 6
+    kv_heads: int = 3
+    head_dim: int = 64
+    max_position: int = 640
+    attention_gain: float = 1.0
+    mlp_gain: float = 1.0
+    upper_gain: float = 0.03
+    hidden_gain: float = 0.03
+    delta_key_heads: int = 2
+    delta_value_heads: int = 8
+    delta_key: int = 32
+    delta_value: int = 16
+    delta_conv: int = 4
+    delta_gain: float = 0.15
+    experts: int = 4
+    expert_gain: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseHybridRecipe(HybridRecipe):
+    """A Qwen3.5 style pair: dense MLPs, and projections of the gated delta networks apart."""
+
+    target_architecture: ClassVar[str] = "Qwen3_5ForCausalLM"
+    target_type: ClassVar[str] = "qwen3_5_text"
+
+    experts: int = 0
 
 
 def pair(noise: Noise, recipe: HybridRecipe) -> Pair:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cases.recipes import Noise, Pair, Qwen3Recipe, Recipe, StepRecipe, Weights
+from cases.recipes import Noise, Pair, Qwen3Recipe, Recipe, Weights
 
 #: Norms of a target's first layer that an EAGLE-1 head has none of.
 ABSENT = ("input_layernorm.weight", "q_norm.weight", "k_norm.weight")
@@ -32,7 +32,9 @@ def target_of(noise: Noise, recipe: Recipe) -> tuple[Weights, Weights]:
     if not isinstance(recipe, Qwen3Recipe):
         made = target(noise, recipe)
         return made, made
-    made = target(noise, recipe, own=lambda _gain: _turning(noise, recipe) | head_norms(noise, recipe))
+    made = target(
+        noise, recipe, own=lambda _gain: _turning(noise, recipe) | head_norms(noise, recipe, spread=recipe.norm_spread)
+    )
     return made, _norms_folded(recipe, made)
 
 
@@ -98,11 +100,11 @@ def _turning(noise: Noise, recipe: Qwen3Recipe) -> Weights:
     }
 
 
-def head_norms(noise: Noise, recipe: Qwen3Recipe | StepRecipe) -> Weights:
+def head_norms(noise: Noise, recipe: Recipe, *, spread: float) -> Weights:
     """Norms that leave queries and keys as large as the projections made them, so that scores stay sharp."""
     size = np.float32(recipe.score_std**0.5)
     return {
-        f"self_attn.{name}.weight": size * (1 + noise.draw(recipe.head_dim, std=recipe.norm_spread))
+        f"self_attn.{name}.weight": size * (1 + noise.draw(recipe.head_dim, std=spread))
         for name in ("q_norm", "k_norm")
     }
 

@@ -8,15 +8,67 @@ not import sglang, transformers or torch.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from cases import llama_weights
-from cases.recipes import HalfMambaRecipe, MambaRecipe, NextMambaRecipe, Noise, Pair, Weights
+from cases.recipes import Noise, Pair, Recipe, Weights
 
 #: What SGLang's `chunk_size` of a prompt's kernel is here: shorter than prompts.
 CHUNK = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaRecipe(Recipe):
+    """A Nemotron-H style target with an EAGLE-1 head.
+
+    pattern: a letter a layer. mamba_*: heads, their width and groups, the width of a state, and how many rows the
+    convolution reads. mamba_gain: what such a layer adds to the token itself.
+    """
+
+    target_architecture: ClassVar[str] = "NemotronHForCausalLM"
+    target_type: ClassVar[str] = "nemotron_h"
+
+    hidden: int = 120
+    heads: int = 6
+    kv_heads: int = 3
+    head_dim: int = 64
+    max_position: int = 640
+    pattern: str = "M-*M-"
+    attention_gain: float = 0.5
+    mlp_gain: float = 0.06
+    hidden_gain: float = 0.2
+    logit_std: float = 4.0
+    mamba_heads: int = 4
+    mamba_head: int = 16
+    mamba_groups: int = 2
+    mamba_state: int = 32
+    mamba_conv: int = 4
+    mamba_gain: float = 0.06
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextMambaRecipe(MambaRecipe):
+    """The same with a mixture of MLPs and a next-token layer of its own.
+
+    experts: all of them are chosen for every row, so that no near tie decides what a row is. scaling: of their sum.
+    """
+
+    pattern: str = "M*EM-"
+    next_pattern: str = "*E"
+    experts: int = 5
+    expert_width: int = 88
+    scaling: float = 1.5
+    expert_gain: float = 0.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfMambaRecipe(NextMambaRecipe):
+    """The same weights for half precision: SGLang makes `eh_proj` of the next-token layer in the config's dtype."""
+
+    dtype: str
 
 
 def pair(noise: Noise, recipe: MambaRecipe) -> Pair:

@@ -7,16 +7,42 @@ module must not import sglang, transformers or torch.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from cases import llama_weights
 from cases.llama_weights import first_layer, uneven
-from cases.recipes import LatentRecipe, Noise, Pair, Weights
+from cases.recipes import Noise, Pair, Recipe, Weights
 
 #: What a Llama's attention has and this has not.
 REPLACED = tuple(f"self_attn.{name}_proj.weight" for name in "qkv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentRecipe(Recipe):
+    """A DeepSeek-V3 style pair: latent attention, and a NextN layer with experts.
+
+    q_rank, kv_rank: widths of the latents. nope, rotated, value: widths of a head's key without and with position, and
+    of its value. stretch: how many times the first context the rotation covers. experts: all of them are chosen for
+    every row, so that no near tie decides what a row is.
+    expert_gain: what the routed experts add, which the target's first layer has nothing of.
+    """
+
+    dp_attention: ClassVar[tuple[str, ...]] = ("cuda",)
+    target_architecture: ClassVar[str] = "DeepseekV3ForCausalLM"
+    target_type: ClassVar[str] = "deepseek_v3"
+
+    q_rank: int = 48
+    kv_rank: int = 32
+    nope: int = 32
+    rotated: int = 16
+    value: int = 32
+    stretch: int = 4
+    experts: int = 2
+    scaling: float = 1.5
+    expert_gain: float = 0.1
 
 
 def pair(noise: Noise, recipe: LatentRecipe) -> Pair:

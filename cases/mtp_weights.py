@@ -8,15 +8,45 @@ layers cannot be taken for each other. This module must not import sglang, trans
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from cases import llama_weights
 from cases.llama_weights import first_layer, uneven
-from cases.recipes import MtpRecipe, Noise, Pair, Weights, WindowedRecipe
+from cases.recipes import Noise, Pair, Recipe, Weights
 
 ARCHITECTURE = "MiMoV2FlashForCausalLM"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpRecipe(Recipe):
+    """A MiMo-V2 style target with MTP layers."""
+
+    algorithm: ClassVar[str] = "MTP"
+    dp_attention: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    #: in the checkpoint: the most steps a scenario may ask for
+    draft_layers: ClassVar[int] = 4
+
+    hidden_gain: float = 0.1  # every MTP layer gets it through a norm, and all of them must agree often enough
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiveLayersRecipe(MtpRecipe):
+    """The same with a fifth layer."""
+
+    draft_layers: ClassVar[int] = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowedRecipe(MtpRecipe):
+    """The same with sliding windows, in the target's first and last layer and in every MTP layer.
+
+    window: rows that a row sees beside itself.
+    """
+
+    window: int = 8
 
 
 def pair(noise: Noise, recipe: MtpRecipe) -> Pair:

@@ -7,14 +7,40 @@ product takes part. This module must not write files.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from cases import eagle3_weights, llama_weights
-from cases.recipes import GptOssRecipe, HalfOssRecipe, Noise, Pair, Weights
+from cases.recipes import Eagle3Recipe, Noise, Pair, Weights
 
 BIASED = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptOssRecipe(Eagle3Recipe):
+    """A pair with a gpt-oss style target: windows in every other layer, sinks, biases, experts.
+
+    window: rows that a row sees, itself among them. experts: all of them are chosen for every row, so that no near tie
+    decides what a row is. expert_gain: what they add, against an MLP of the other pairs.
+    """
+
+    target_architecture: ClassVar[str] = "GptOssForCausalLM"
+    target_type: ClassVar[str] = "gpt_oss"
+
+    state_rms: float = 2.0
+    window: int = 12
+    experts: int = 2
+    expert_gain: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfOssRecipe(GptOssRecipe):
+    """The same weights for half precision: SGLang makes gpt-oss layers in the dtype that the config names, whatever
+    --dtype says."""
+
+    dtype: str
 
 
 def pair(noise: Noise, recipe: GptOssRecipe) -> Pair:

@@ -9,17 +9,45 @@ a head of its own, a little beside the target's. This module must not import sgl
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from cases import llama_weights
 from cases.llama_weights import first_layer, head_norms, uneven
-from cases.recipes import Noise, Pair, StepRecipe, Weights
+from cases.mtp_weights import MtpRecipe
+from cases.recipes import Noise, Pair, Weights
 
 ARCHITECTURE = "Step3p5ForCausalLM"
 #: An index no layer has: a list of the layers with experts may not be empty.
 _NOWHERE = "99"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecipe(MtpRecipe):
+    """A Step-3.5 style target with MTP layers that read each other's output.
+
+    norm_spread: how far the weights of head norms lie from their mean, relative to it. head_gain: how far an MTP
+    layer's head lies from the target's.
+    """
+
+    dp_attention: ClassVar[tuple[str, ...]] = ()
+    target_architecture: ClassVar[str] = "Step3p5ForCausalLM"
+    target_type: ClassVar[str] = "step3p5"
+
+    layers: int = 45
+    upper_gain: float = 0.015  # forty-four upper layers disagree as much as the two of the other pairs
+    hidden_gain: float = 0.07  # a layer gets what the layers before it did not agree about, too
+    norm_spread: float = 0.1
+    head_gain: float = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiveStepLayersRecipe(StepRecipe):
+    """The same with a fifth layer."""
+
+    draft_layers: ClassVar[int] = 5
 
 
 def pair(noise: Noise, recipe: StepRecipe) -> Pair:
@@ -27,7 +55,7 @@ def pair(noise: Noise, recipe: StepRecipe) -> Pair:
 
     def attention(_gain: float) -> Weights:
         """Norms that keep scores sharp, and gates that are half open on average."""
-        norms = head_norms(noise, recipe)
+        norms = head_norms(noise, recipe, spread=recipe.norm_spread)
         return norms | {"self_attn.g_proj.weight": noise.draw(recipe.heads, recipe.hidden, std=recipe.hidden**-0.5)}
 
     made = target(noise, recipe, llama_weights.target(noise, recipe, own=attention))

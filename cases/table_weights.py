@@ -9,12 +9,12 @@ Pure arithmetic on given numbers; it must not draw anything and must not write f
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from cases import llama_weights
-from cases.recipes import Noise, Pair, TableRecipe, Weights
+from cases.recipes import Noise, Pair, Recipe, Weights
 
 #: Logits of a block's three tokens, by position modulo the table's length; none of the distributions is another's.
 TABLE = (
@@ -29,6 +29,18 @@ TABLE = (
 SYMBOLS = len(TABLE[0])
 #: Logit of a token that does not stand at a position, less its id so that no two are the same: e^-60 is never drawn.
 NEVER = -60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRecipe(Recipe):
+    """A pair whose next token depends on the position alone.
+
+    flatter: the draft's logits are the target's times this.
+    """
+
+    vocab: int = 32
+    layers: int = 2
+    flatter: float = 0.5
 
 
 def token_of(position: int, symbol: int) -> int:

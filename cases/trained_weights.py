@@ -7,18 +7,48 @@ other pair. It must not import torch.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from safetensors.numpy import load_file
 
-from cases.recipes import Noise, Pair, TrainedRecipe, Weights
+from cases.recipes import Noise, Pair, Recipe, Weights
 from harness.contract import plain_files
 from harness.contract.usage import UserError
 
 FOLDER = Path(__file__).parent / "trained"
 #: How they were made, and the SHA-256 of each file.
 MANIFEST = "trained.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedRecipe(Recipe):
+    """A byte-level Llama that was trained, with the EAGLE-1 head that was trained for it.
+
+    Its fields say what lies there; no seed and no gain decides a byte of it. head: the folder of its draft.
+    """
+
+    head: ClassVar[str] = "eagle1"
+
+    seed: int = 0
+    vocab: int = 320
+    hidden: int = 256
+    intermediate: int = 640
+    layers: int = 5
+    head_dim: int = 64
+    max_position: int = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedEagle3Recipe(TrainedRecipe):
+    """The same target with its EAGLE-3 head."""
+
+    algorithm: ClassVar[str] = "EAGLE3"
+    head: ClassVar[str] = "eagle3"
+
+    aux_layers: tuple[int, ...] = (0, 2, 3)
+    draft_vocab: int = 128
 
 
 class TrainedPairError(UserError):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from harness.contract.batches import Part
-from harness.contract.trace import TOP_LOGITS, RowBuilder, Rows
+from harness.contract.rows import TOP_LOGITS, RowBuilder, Rows
 from harness.contract.types import Phase
 
 #: Bytes that wait on a card at most before they are brought to the host.

@@ -17,8 +17,9 @@ from harness.archive.store import StoredScenario
 from harness.checks.evidence import dtype_of
 from harness.contract.align import Ints, align
 from harness.contract.measured import judged_logits, judged_states, logit_noise
+from harness.contract.rows import Rows
 from harness.contract.tolerance import Budget, budget_for
-from harness.contract.trace import Rows, Trace
+from harness.contract.trace import Trace
 from harness.contract.types import Phase
 from reports.columns import frame
 

@@ -18,7 +18,7 @@ import pytest
 
 from cases.meta.processes import survivors, tree
 from cases.programs import DEFAULT
-from harness.contract.trace import INT_COLUMNS
+from harness.contract.rows import INT_COLUMNS
 from harness.contract.types import Kind, Outcome
 from harness.engines.process import BOOT_SECONDS
 

@@ -15,10 +15,11 @@ import numpy as np
 
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
+from harness.contract.rows import Ragged, RowBuilder, Rows
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import EngineConfig, SpecConfig
-from harness.contract.trace import Event, Ragged, RequestEnd, RoundRecord, RowBuilder, Rows, Trace
+from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
 
 VOCAB = 61
 WIDTH = 8

@@ -68,6 +68,7 @@ def night(
         "planned": tuple(planned if planned is not None else [one.key for one in cells]),
         "eaglecheck": "0.1.0",
         "git_head": "0" * 40,
+        "source": "0" * 64,
         "host": "runner-3",
     }
     made = NightPlan.model_validate({**values, **plan})

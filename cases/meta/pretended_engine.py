@@ -12,6 +12,8 @@ from harness.engines import closure, envs
 
 #: Bodies of the pretended interpreter. $3 is the control socket. It imports nothing, so nothing is forked from it.
 ENDS = "echo 'Traceback (most recent call last):'\necho \"ModuleNotFoundError: No module named 'sglang'\"\nexit 1"
+#: What a command begins with that knows of no SGLang in its own interpreter.
+HIDDEN = "from harness.engines import envs; envs.current = lambda: None; "
 SLEEPS = "echo started\nexec sleep 600"
 
 
@@ -35,9 +37,9 @@ def furnish(home: Path, *, body: str = ENDS, versions: Sequence[str] = envs.SUPP
 
 
 def start(*arguments: str, cwd: Path, home: Path | None = None, **variables: str) -> subprocess.Popen[str]:
-    """The real command, as a process of its own."""
+    """The real command, as a process of its own. home: where its engines are, whatever SGLang this interpreter has."""
     return subprocess.Popen(
-        [sys.executable, "-c", "from harness.cli.main import app; app()", *arguments],
+        [sys.executable, "-c", f"{HIDDEN if home else ''}from harness.cli.main import app; app()", *arguments],
         cwd=cwd,
         env={**os.environ, **({"EAGLECHECK_HOME": str(home)} if home else {}), **variables},
         stdout=subprocess.PIPE,

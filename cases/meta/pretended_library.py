@@ -1,4 +1,4 @@
-"""A shared library as nvcc and a linker would leave it, made by hand: what the tests of slimming use instead of one."""
+"""A shared library as nvcc and a linker would leave it, made by hand, for the tests of stripping."""
 
 from __future__ import annotations
 

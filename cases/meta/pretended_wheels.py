@@ -14,7 +14,7 @@ from cases.meta.pretended_library import Image, container, library
 from harness.engines import closure
 
 LOWEST = "manylinux_2_34_x86_64.manylinux_2_17_x86_64"
-#: What SGLang asks for, as far as these tests need: one of every kind in harness/machines/slimming.toml.
+#: What SGLang asks for, as far as these tests need: one of every kind in harness/machines/bundle_contents.toml.
 REQUIRES = (
     "torch==2.11.0",
     "sglang-kernel==0.4.3",

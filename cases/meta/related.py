@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.checks.findings import settle
+from harness.contract.rows import Rows
 from harness.contract.tolerance import Budget, budget_for, choice_margin, judge_rows, tie_limit
-from harness.contract.trace import ENDS, Rows, Trace
+from harness.contract.trace import ENDS, Trace
 from harness.contract.types import Divergence, Kind, Outcome, Phase, Policy
 
 LASTING = (Phase.DRAFT_PREFILL, Phase.EXTEND)

@@ -12,8 +12,9 @@ from harness.archive import digests
 from harness.archive.writer import RunWriter, write_reproducer
 from harness.checks import judge
 from harness.contract.merge import merge
+from harness.contract.rows import RowBuilder
 from harness.contract.scenario import Scenario
-from harness.contract.trace import RowBuilder, Trace
+from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Kind, Outcome, Phase, Policy, Verdict
 from harness.contract.types import Key as RowKey
 from harness.driving.plan import Setup

@@ -11,7 +11,8 @@ import torch
 
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
-from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
+from harness.contract.rows import RowBuilder
+from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.contract.types import Phase
 from reference.draft import best
 from reference.engine_view import Conditions, EngineView

@@ -14,7 +14,7 @@ from cases.meta import handmade, nights, results
 from cases.meta.json_models import Run
 from cases.meta.speculating import FreeSession
 from cases.meta.test_reference_session import SPEC_IDS, SPECS, edited, run, scenario_of
-from cases.recipes import MtpRecipe
+from cases.mtp_weights import MtpRecipe
 from harness.archive.writer import RunWriter
 from harness.checks import judge
 from harness.cli.documents import run_document

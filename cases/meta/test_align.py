@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cases.meta import handmade
 from harness.contract.align import align, key_identities, unpaired
-from harness.contract.trace import RowBuilder
+from harness.contract.rows import RowBuilder
 from harness.contract.types import Kind
 
 KEYS = st.tuples(

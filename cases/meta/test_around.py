@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cases.meta import handmade, results
-from harness.contract.trace import Event, Ragged
+from harness.contract.rows import Ragged
+from harness.contract.trace import Event
 from harness.contract.types import Divergence, Key, Kind, Phase
 from harness.driving.around import Around, around
 from reports import blame

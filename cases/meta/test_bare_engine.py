@@ -22,7 +22,7 @@ waits_for_ever()
 
 
 def launch(device: str) -> Launch:
-    boot = {"device": device, "environment": {}, "arguments": {"pp_size": 2}, "optional_arguments": {}}
+    boot = {"device": device, "environment": {}, "arguments": {"pp_size": 2}, "optional_arguments": {}, "lease": None}
     return Launch(python=Path(sys.executable), pythonpath=(), boot=boot, ranks=1)
 
 

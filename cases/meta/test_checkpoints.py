@@ -15,11 +15,16 @@ from transformers import AutoModelForCausalLM
 from cases import checkpoints
 from cases.adapters import of_target
 from cases.boots import OUTGROWN
-from cases.checkpoints import RECIPES, CheckpointMakeError, Recipe, make, make_recipe, pair_of
+from cases.checkpoints import CheckpointMakeError, make, make_recipe
 from cases.families import FAMILIES
 from cases.fixed import never
+from cases.mamba_weights import HalfMambaRecipe
 from cases.meta.sensitivity import measure
-from cases.recipes import HalfMambaRecipe, HalfOssRecipe, Qwen3EagleRecipe, TableRecipe, TrainedRecipe
+from cases.oss_weights import HalfOssRecipe
+from cases.pairs import RECIPES, pair_of
+from cases.recipes import Qwen3EagleRecipe, Recipe
+from cases.table_weights import TableRecipe
+from cases.trained_weights import TrainedRecipe
 from harness.driving import tiny_pairs
 
 torch.set_num_threads(1)

@@ -9,10 +9,11 @@ from cases.fixed import DRAIN, request, submit
 from harness.checks import reference_rows
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
+from harness.contract.rows import RowBuilder
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import EngineConfig, SpecConfig
-from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
+from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.contract.types import Divergence, Key, Kind
 
 GIVEN = Scenario(

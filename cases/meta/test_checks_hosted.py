@@ -13,7 +13,8 @@ from cases.meta import handmade
 from cases.meta.test_coverage_points import decode, prefill, record, trace
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
-from harness.contract.trace import Event, RowBuilder
+from harness.contract.rows import RowBuilder
+from harness.contract.trace import Event
 from harness.coverage import POINTS, Where, names
 from harness.engine_side.hooks import HookRegistry
 from harness.engine_side.host.scheduler_state import COPIES, being_copied

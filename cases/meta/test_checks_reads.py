@@ -11,7 +11,8 @@ from harness.checks import group, judge
 from harness.checks.evidence import gather
 from harness.checks.reads import NOT_RECORDED
 from harness.checks.registry import CHECKS, run_check
-from harness.contract.trace import Event, Ragged
+from harness.contract.rows import Ragged
+from harness.contract.trace import Event
 
 CHAIN, TREE = scenario(), scenario(t=2, n=7)
 

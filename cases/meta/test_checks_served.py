@@ -8,12 +8,13 @@ from harness.checks import CHECKS
 from harness.checks.evidence import gather
 from harness.checks.registry import run_check
 from harness.cli.scenario_checks import check_scenarios
+from harness.contract.rows import RowBuilder
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import SpecConfig
-from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
+from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.driving.adapt import Wanted, adapted
-from harness.driving.drive import sampling_of
+from harness.driving.sampling_params import sampling_of
 
 TREE = SpecConfig(num_steps=3, eagle_topk=4, num_draft_tokens=8)  # keeps twelve tokens
 TOO_LONG = "Requested token count exceeds the model's maximum context length of 512 tokens."

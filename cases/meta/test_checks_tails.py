@@ -8,9 +8,10 @@ import harness.checks.judge  # noqa: F401  registers the checks
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.requests import RequestSpec
+from harness.contract.rows import RowBuilder
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
-from harness.contract.trace import Event, RowBuilder, Trace
+from harness.contract.trace import Event, Trace
 from harness.engine_side.probes.verify_probe import holes, wrong_copies
 
 #: Two requests, pages of four, two branches: 6 tokens are one page and two more, 8 are two pages and nothing.

@@ -120,6 +120,13 @@ def test_request_without_output_is_unknown(made, reason, said):
     assert any(one.startswith(f"request {silent.rid} {said}") for one in verdict.reasons)
 
 
+def test_a_batch_that_could_not_be_read_is_unknown(made):
+    scenario, engine, reference = made
+    torn = Event(name="misfit", scheduler_step=1, data={"round": 7, "why": "1 choices of 2 rows in DRAFT"})
+    reasons = unknown_reasons(scenario, replace(engine, events=(*engine.events, torn)), reference)
+    assert "round 7: what the engine reported does not fit its batch: 1 choices of 2 rows in DRAFT" in reasons
+
+
 def test_column_that_was_never_recorded_is_unknown(made):
     scenario, engine, reference = made
     engine.rows.ints["cache_slot"][:] = -1

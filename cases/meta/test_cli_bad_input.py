@@ -183,6 +183,18 @@ REFUSED = {
     "mutants-for-nights": (["matrix", "--engines", "0.5.11", "--cases", "pr25015", "--mutants", "1"], "--mutants"),
     "only-for-nights": (["matrix", "--engines", "0.5.11", "--cases", "pr25015", "--seed", "1"], "--seed"),
     "device": (["run", "--device", "tpu"], "--device tpu cannot be; did you mean 'cpu'?\n  allowed: cpu, cuda"),
+    "device-by-another-word": (["run", "--device", "gpu"], "--device gpu cannot be; did you mean 'cuda'?"),
+    **{
+        f"no-card-{name}": ([name, *more, "--device", "cuda"], "--device cuda: this machine has no NVIDIA GPU")
+        for name, *more in (
+            ("run", "--family", "tree"),
+            ("fuzz", "--examples", "2"),
+            ("matrix", "--engines", "0.5.13", "--cases", "pr25015"),
+            ("mutants", "--only", "draft-position-late"),
+            ("mutate", "--count", "1"),
+            ("bisect", "--case", "pr25015", "--bad", "0.5.11", "--good", "0.5.13"),
+        )
+    },
     "page": (["run", "--page-size", "0"], "--page"),
     "graphs": (["run", "--cuda-graph"], "CUDA graphs need a GPU"),
     "share": (["run", "--gpu-share", "3"], "--gpu-share 3"),
@@ -215,6 +227,24 @@ REFUSED = {
     "json-will-be-folder": (["run", "--json", "own", "--runs", "./own"], "own: it is a folder"),
     "json-is-folder": (["run", "--json", "empty"], "empty: it is a folder"),
     "runs-is-file": (["run", "--runs", "file"], "file: it is a file"),
+    **{
+        f"dash-{command[0]}{command[-2]}": (command, f"{command[-2]} -: not written to standard output\n  name a place")
+        for command in (
+            ["night", "--nights", "-"],
+            ["night", "--junit", "-"],
+            ["night", "--summary", "-"],
+            ["engines", "pack", "0.5.13", "--output", "-"],
+            ["engines", "unpack", "file", "--keep-kernels", "-"],
+        )
+    },
+    "fuzz-prompts-alone": (["fuzz", "--prompts", "file"], "name one:  --target FOLDER --draft FOLDER"),
+    "fuzz-revert": (["fuzz", "--examples", "1", "--revert", "1"], "--revert 1"),
+    "fuzz-assumed": (["fuzz", "--examples", "1", "--assume", "F-999"], "F-999"),
+    "run-family-assumed": (["run", "--family", "tree", "--revert", "1"], "--revert 1"),
+    "resume-nothing": (
+        ["matrix", "--nights", "empty", "--engines", "0.5.13", "--cases", "pr25015", "--resume", "one"],
+        "unknown unfinished night 'one': there is none\n  they are in --nights empty",
+    ),
     "pair-half": (["run", "--target", "tiny/target"], "--draft is missing"),
     "pair-other-half": (["run", "--draft", "tiny/draft"], "without --target"),
     "pair-of-itself": (pair("tiny/target", "tiny/target"), "holds no MTP layers"),
@@ -358,9 +388,14 @@ def test_a_value_of_another_kind_is_refused_with_what_is_allowed(command, option
 
 def test_a_case_that_is_meant_with_an_assumption_says_so(place, monkeypatch):
     monkeypatch.setattr(catalogue, "names", lambda: ["pr25015", "pr25109"])
-    command = ("run", "--scenario", "pr25015", "--scenario", "pr25109", "--engine", "9.9.9")
-    assert call(*command).stdout.splitlines() == ["the release window of pr25109 holds with  --assume F-007"]
-    assert call(*command, "--assume", "F-007").stdout == ""
+    monkeypatch.setattr(scenario_checks, "POINTS", POINTS)
+    found = results.run_of(results.judged("one"))
+    monkeypatch.setattr("harness.cli.run.run", lambda _plan, **_: found)
+    monkeypatch.setattr("harness.cli.run.render_run", lambda *_, **__: None)
+    command = ("run", "--scenario", "pr25015", "--scenario", "pr25109")
+    assert "the release window of pr25109 holds with  --assume F-007\n" in call(*command).stdout
+    assert "holds with" not in call(*command, "--assume", "F-007").stdout
+    assert call(*command, "--engine", "9.9.9").stdout == ""
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from cases import catalogue
-from cases.checkpoints import RECIPES, pair_of
 from cases.families import FAMILIES
 from cases.meta import handmade
 from cases.meta.coincidences import of_pair, of_scenario
+from cases.pairs import RECIPES, pair_of
 from cases.recipes import Pair
 
 
@@ -115,6 +115,7 @@ PAIRS = (
 SCENARIOS = (
     # What a place is for
     Left(where="*shared-prefix *goes-on *read-twice", what="beginning: *", why="prompts that begin alike"),
+    Left(where="*written-twice", what="*", why="two requests of one prompt"),
     Left(where="*finish-together dp/every-rank-idle disagg/all-end-at-once", what="limit: *", why="they end together"),
     Left(
         where="*pool-runs-out trained/tight-pool",

@@ -9,9 +9,10 @@ from cases.families import FAMILIES
 from cases.meta import handmade
 from harness.contract.admission import longest
 from harness.contract.requests import CUTTING, GRAMMARS
+from harness.contract.rows import RowBuilder
 from harness.contract.script import Op
 from harness.contract.settings import EngineConfig
-from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
+from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.contract.types import Outcome, Verdict
 from harness.coverage import POINTS, ReachTable, Where, count, names, rules
 

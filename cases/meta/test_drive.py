@@ -2,12 +2,14 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.driving.drive import ScriptError, drive
+from harness.driving.row_arrays import Misfit, parents_of
 from harness.engines.errors import EngineCrashed
 
 TURNS = 5
@@ -153,3 +155,39 @@ def test_an_error_of_a_request_is_the_end_of_each_of_its_samples():
     assert [end.rid for end in trace.ends] == ["a.0", "a.1", "a.2", "b"]
     errors = [event.data for event in trace.named("request_error")]
     assert errors == [{"rid": rid, "error": "no"} for rid in ("a.0", "a.1", "a.2", "b")]
+
+
+class Torn(Slow):
+    """Its last batch but one has more rows than its requests."""
+
+    def end(self):
+        about = {
+            "round": 98,
+            "rids": ["a"],
+            "attempts": [0],
+            "committed": [3],
+            "lens": [2],
+            "phase": "VERIFY",
+            "step": 0,
+        }
+        forward = {"ev": "forward", "scheduler_step": self.number, "index": 98, **about}
+        found = {"input_ids": np.arange(3), "positions": np.arange(3), "cache_slots": np.arange(3)}
+        return [{"messages": [(forward, found), *of_round(self.number, 99)], "pool": {"free": 1}, "fired": {}}]
+
+
+def test_a_batch_whose_rows_do_not_fit_is_left_out_and_named():
+    trace = drive(Torn(1), SCENARIO)
+    (misfit,) = trace.named("misfit")
+    assert misfit.data == {"round": 98, "why": "3 rows in VERIFY of requests that have 2"}
+    assert trace.rounds[-1].index == 99, "what came behind it is read"
+    assert not len(trace.rows)
+
+
+@pytest.mark.parametrize(("children", "siblings"), [([1, -1, -1], [-1, 3, -1]), ([1, -1, -1], [-1, 1, -1])])
+def test_links_that_are_no_tree_are_a_misfit(children, siblings):
+    with pytest.raises(Misfit, match="no tree of 3 nodes"):
+        parents_of(np.array(children), np.array(siblings), 3)
+
+
+def test_links_are_read_as_parents():
+    assert parents_of(np.array([1, -1, 3, -1]), np.array([-1, 2, -1, -1]), 4).tolist() == [[-1, 0, 0, 2]]

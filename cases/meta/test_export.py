@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from cases import checkpoints
+from cases import checkpoints, pairs
 from cases.meta import results
 from harness.bisect.changes import changed_files
 from harness.cli.main import app
@@ -82,18 +82,41 @@ def test_a_python_without_sglang_is_told_so_in_a_sentence(one, form, tmp_path):
     assert done.stdout.endswith("CANNOT BE SAID\n")
 
 
-def test_it_makes_the_pair_byte_for_byte_and_knows_the_forward(one, tmp_path):
+def test_it_knows_the_forward(one, tmp_path):
     file = tmp_path / "repro.py"
     file.write_text(exported(one, launch(one), name="repro.py", form="script"))
     made = runpy.run_path(str(file))
-    made["make_checkpoint"](tmp_path)
-    pair = checkpoints.make("eagle-tiny", tmp_path / "ours")
-    for side, ours in (("target", pair.target), ("draft", pair.draft)):
-        assert (tmp_path / side / "model.safetensors").read_bytes() == (ours / "model.safetensors").read_bytes()
     show = made["GIVEN"]["show"]
     assert (show["kind"], show["expected"]["ids"]) == ("inputs", show["observed"]["ids"])
     observed, expected = (show[side]["positions"] for side in ("observed", "expected"))
     assert [position - 1 for position in observed] == expected
+
+
+@pytest.mark.parametrize("name", ["eagle-tiny", "qwen3-tiny", "oss-tiny", "mtp-apart"])
+def test_it_makes_the_pair_byte_for_byte_with_nothing_that_another_pair_needs(one, tmp_path, name):
+    scenario = one.scenario.model_copy(update={"checkpoint": name})
+    text = exported(replace(one, scenario=scenario), launch(one), name="repro.py", form="script")
+    assert imported(text) <= ALLOWED
+    assert "class HybridRecipe" not in text
+    assert ("def stirred" in text) is (name in pairs.STIRRED)
+    (tmp_path / "repro.py").write_text(text)
+    for module in [each for each in sys.modules if each.startswith("repro_")]:
+        del sys.modules[module]
+    runpy.run_path(str(tmp_path / "repro.py"))["make_checkpoint"](tmp_path)
+    pair = checkpoints.make(name, tmp_path / "ours")
+    for side, ours in (("target", pair.target), ("draft", pair.draft)):
+        assert (tmp_path / side / "model.safetensors").read_bytes() == (ours / "model.safetensors").read_bytes()
+
+
+def test_every_pair_but_a_trained_one_is_made_by_what_a_file_brings(one):
+    for name in pairs.RECIPES:
+        scenario = one.scenario.model_copy(update={"checkpoint": name})
+        if name.startswith("trained-"):
+            with pytest.raises(UsageError, match="its pair was trained"):
+                exported(replace(one, scenario=scenario), launch(one), name="repro.py", form="script")
+        else:
+            text = exported(replace(one, scenario=scenario), launch(one), name="repro.py", form="script")
+            assert imported(text) <= ALLOWED, name
 
 
 def test_the_script_lets_requests_in_together_one_pass_later_and_aborts_in_its_own_order(tmp_path, one):

@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from cases import fixed
-from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
+from cases.pairs import RECIPES
 from harness.cli.programs import choose_scenarios
 from harness.cli.run import _known_failures
 from harness.cli.scenario_checks import check_scenarios

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from cases.meta.processes import survivors
+from harness.driving.pool import COPIES, EnginePool
 from harness.engines import fork_server, process
 from harness.engines.errors import EngineError
 from harness.engines.fork_server import ForkServer, ForkServers, can_fork, kind_of
@@ -20,7 +22,7 @@ from harness.engines.process import REVERT, Launch
 ROOT = Path(__file__).resolve().parents[2]
 #: Stands in for the engine host: what it would import is a name in its environment; a fork says who it is and ends.
 HOST = f"""
-import json, os, socket, sys, tempfile
+import gc, json, os, socket, sys, tempfile
 sys.path.insert(0, {str(ROOT)!r})
 from harness.engine_side.host.fork_server import serve
 
@@ -28,17 +30,36 @@ def prepare(boot):
     os.environ["IMPORTED"] = boot["word"]
     if boot["word"] == "broken":
         raise ImportError("no such module")
-    return [os.getpid(), tempfile.gettempdir()]
+    return [os.getpid(), tempfile.gettempdir(), gc.isenabled()]
 
 assert sys.argv[1] == "fork-server"
-path, (imported_by, _) = serve(socket.socket(fileno=int(sys.argv[2])), prepare, lambda _: os.environ.get("NOT", ""))
+orders = socket.socket(fileno=int(sys.argv[2]))
+path, (imported_by, _, *collected) = serve(orders, prepare, lambda _: os.environ.get("NOT", ""))
 print("written by a fork", flush=True)
 answer = {{"pid": os.getpid(), "session": os.getsid(0), "folder": os.getcwd(), "temporary": tempfile.gettempdir()}}
+answer["collects"] = [*collected, gc.isenabled()]
 answer |= {{"imported_by": imported_by, "chance": __import__("random").random(), "environment": dict(os.environ)}}
 with open(path + ".part", "w") as file:
     json.dump(answer, file)
 os.rename(path + ".part", path)
 os._exit(7)
+"""
+#: A program whose only process is spawned, as SGLang spawns its own.
+SPAWNS = f"""
+import gc, multiprocessing, sys
+sys.path.insert(0, {str(ROOT)!r})
+from harness.engine_side.host.processes import uncollected_until_run
+
+def work():
+    print(imported_while, gc.isenabled())
+
+if __name__ == "__mp_main__":
+    uncollected_until_run()
+    imported_while = gc.isenabled()
+else:
+    process = multiprocessing.get_context("spawn").Process(target=work)
+    process.start()
+    process.join()
 """
 
 
@@ -81,6 +102,14 @@ def test_forked_hosts_share_what_was_imported_and_nothing_of_each_others_surroun
         assert answer["environment"]["OURS"] == "both"
         assert (tmp_path / name / "log").read_text() == "written by a fork\n"
     assert ("MINE" in one["environment"], "MINE" in two["environment"], "ALSO" in two["environment"]) == (1, 0, 1)
+
+
+def test_python_collects_garbage_from_when_everything_is_imported(server, tmp_path):
+    answer, _ = fork(server, tmp_path, "one")
+    assert answer["collects"] == [False, True]
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    done = subprocess.run([sys.executable, tmp_path / "spawns.py"], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"], done.stderr
 
 
 def test_how_a_forked_host_ended_can_be_read_by_others_until_it_is_waited_for(server, tmp_path):
@@ -180,7 +209,6 @@ def test_a_process_that_cannot_be_forked_says_why(launch, monkeypatch, tmp_path)
 def test_what_differs_before_the_imports_is_not_forked(launch, answer):
     assert can_fork(launch)
     assert not can_fork(replace(launch, boot={**launch.boot, **answer}))
-    assert not can_fork(replace(launch, ranks=2))
 
 
 def test_every_part_of_a_boot_record_that_patches_look_at_makes_a_kind():
@@ -188,3 +216,12 @@ def test_every_part_of_a_boot_record_that_patches_look_at_makes_a_kind():
     patches = (ROOT / "harness" / "engine_side" / "host" / "import_patches.py").read_text()
     assert [name for name in fork_server.LATER if f'boot["{name}"]' in patches] == ["arguments"]
     assert patches.count('boot["arguments"]') == patches.count('boot["arguments"]["enable_dp_attention"]') == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_both_sides_of_a_pair_are_copied_processes(launch, tmp_path, device):
+    boot = {name: value for name, value in launch.boot.items() if name != "forked"} | {"device": device}
+    asked = replace(launch, boot=boot, beside=replace(launch, boot=boot, ranks=2))
+    made = EnginePool(logs=tmp_path, copies=True)._copied(asked)
+    assert [(one.boot["forked"], one.boot["flags"]) for one in (made, made.beside)] == [(True, [COPIES])] * 2
+    assert EnginePool(logs=tmp_path)._copied(asked) == asked

@@ -48,6 +48,22 @@ def test_the_scenarios_of_a_seed_are_driven_boot_by_boot(driven):
     assert "--seed 7" in done.output
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--prompts", "prompts.txt"], "name one:  --target FOLDER --draft FOLDER"),
+        (["--reference", "witness", "--assume", "F-003"], "allowed: --reference paper"),
+        (["--reference-device", "cuda"], "the tiny pairs are computed on the CPU"),
+        (["--gpu-share", "1"], "there is no GPU on cpu"),
+        (["--runs", "-"], "--runs -: not written to standard output"),
+    ],
+)
+def test_nothing_is_said_of_a_plan_that_is_refused(asked, said, driven):
+    done, plans = driven("--examples", "2", *asked)
+    assert (done.exit_code, done.stdout, plans) == (2, "", [])
+    assert said in done.stderr
+
+
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 7, 11, 12])
 def test_examples_are_scenarios_in_all_and_boots_take_turns(driven, count):
     done, (plan,) = driven("--examples", str(count), "--seed", "5", "--seconds", "60")

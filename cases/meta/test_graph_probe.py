@@ -455,7 +455,10 @@ def test_buffers_last_where_there_is_room_for_them(monkeypatch):
 
 
 def test_what_is_compiled_of_a_model_is_the_model_alone():
-    """torch.compile is given one graph of what SGLang wrote, and the copies around it are made as ever."""
+    """torch.compile is given one graph of what SGLang wrote, and the copies around it are made as ever.
+
+    A capture after its warm-up compiles nothing more: torch refuses that.
+    """
     found = []
 
     def backend(module, _inputs):
@@ -464,12 +467,16 @@ def test_what_is_compiled_of_a_model_is_the_model_alone():
 
     probe = GraphProbe()
     keep_from_compiling(probe)
-    probe._open = CapturedGraph()
-    forward = probe._watched(Model().forward, SimpleNamespace(is_draft_worker=True))
+    forward = probe._beside_compiler(Model().forward, SimpleNamespace(is_draft_worker=True))
     batch = batch_of([3, 4], [7, 9], size=2)
-    forward(torch.tensor([3, 4]), batch.positions, batch)
+    given = torch.tensor([3, 4]), batch.positions, batch
+    compiled = torch.compile(torch.no_grad()(forward), backend=backend)
+    compiled(*given)
+    probe._open = CapturedGraph()
+    forward(*given)
     assert not probe.compiled
-    torch.compile(torch.no_grad()(forward), backend=backend)(torch.tensor([3, 4]), batch.positions, batch)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        compiled(*given)
     assert probe.compiled
     assert len(found) == 1
     assert torch.cat not in found[0]

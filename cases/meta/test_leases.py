@@ -15,13 +15,23 @@ import pytest
 from cases.meta import pretended_sglang
 from cases.meta.pretended_card import H100, IDLE, IDLE_SECOND, SECOND, app, used
 from cases.meta.processes import survivors, tree
+from cases.programs import DEFAULT
 from harness.both_sides import lease_files, leases
 from harness.both_sides.gpus import CardError
+from harness.engines import bare
 from harness.engines.engine import Engine
 from harness.engines.errors import EngineError, NoLease
 
 pytestmark = pytest.mark.usefixtures("machine")
 
+#: An SGLang that boots for ever.
+ALONE = """
+import os, time
+class Engine:
+    def __init__(self, **arguments):
+        print("sees", os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
+        time.sleep(600)
+"""
 HALF = 39.0  # GiB: two such leases fit on an H100, a third does not
 
 
@@ -103,6 +113,18 @@ def test_an_engine_of_two_ranks_holds_a_lease_on_each_of_two_cards(booted, machi
         [one.process.pid],
         [one.process.pid],
     ]
+
+
+def test_sglang_alone_of_two_stages_holds_its_cards_too(tmp_path, machine):
+    machine.say(cards=[IDLE, IDLE_SECOND])
+    site = pretended_sglang.furnish(tmp_path / "site")
+    (site / "sglang" / "__init__.py").write_text(ALONE)
+    launch = pretended_sglang.launch(site, leases.request(HALF), pp_size=2)
+    with bare.started(launch, DEFAULT["single"], folder=tmp_path) as running:
+        soon(lambda: "sees" in running.log.read_text())
+        assert f"sees {H100},{SECOND}\n" in running.log.read_text()
+        assert held() == [(running.process.pid, 0)]
+    assert held() == []
 
 
 def test_an_engine_of_two_ranks_is_refused_where_there_is_one_card(engine):

@@ -1,4 +1,4 @@
-"""Slimming shared libraries: what stays to the byte, what goes, and that the loader still takes the result."""
+"""Stripping shared libraries: what stays to the byte, what goes, and that the loader still takes the result."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ H100, A100, B200 = (Image(architecture=number, content=bytes([number]) * 400) fo
 OLD_PTX, NEW_PTX = (Image(architecture=number, content=b"ptx%d" % number * 99, kind=PTX) for number in (80, 120))
 
 
-def slim(content: bytes, *, weak: str = "") -> bytes:
-    return libraries.slim(content, architecture="sm_90", weak=weak)
+def strip(content: bytes, *, weak: str = "") -> bytes:
+    return libraries.strip(content, architecture="sm_90", weak=weak)
 
 
 def test_device_code_of_other_cards_is_blanked_where_it_lies():
     padding = bytes(24)
     device = container(A100, H100, B200, OLD_PTX) + padding + container(H100, A100)
     whole = library(device)
-    made = slim(whole)
+    made = strip(whole)
     start = whole.index(device)
     gone = (A100.content, B200.content, OLD_PTX.content)
     expected = device
@@ -35,7 +35,7 @@ def test_device_code_of_other_cards_is_blanked_where_it_lies():
 
 
 def test_without_machine_code_for_the_card_what_it_can_compile_stays():
-    made = slim(library(container(A100, OLD_PTX, NEW_PTX) + container(B200)))
+    made = strip(library(container(A100, OLD_PTX, NEW_PTX) + container(B200)))
     assert OLD_PTX.content in made
     assert not any(one.content in made for one in (A100, NEW_PTX, B200))
 
@@ -43,7 +43,7 @@ def test_without_machine_code_for_the_card_what_it_can_compile_stays():
 def test_what_the_loader_maps_stays_and_what_it_does_not_goes():
     device = container(H100)
     whole = library(device, names=(("ncclNew", False),))
-    made = slim(whole)
+    made = strip(whole)
     end = whole.index(b"for linkers!")  # what follows it is not mapped
     before, after = whole[:end].split(b"for debuggers" * 99)
     assert made[64:].startswith(before[64:] + bytes(len(b"for debuggers" * 99)) + after)
@@ -53,7 +53,7 @@ def test_what_the_loader_maps_stays_and_what_it_does_not_goes():
 
 def test_only_undefined_functions_of_that_name_become_weak():
     whole = library(b"", names=(("ncclNew", False), ("ncclOwn", True), ("cudaMalloc", False)))
-    left, weakened = slim(whole), slim(whole, weak="nccl*")
+    left, weakened = strip(whole), strip(whole, weak="nccl*")
     at = whole.index(bytes(24) + b"\1\0\0\0\x12") + 24 + 4  # the null symbol, then the first one's name and binding
     assert (left[at], weakened[at]) == (0x12, 0x22)
     assert left[:at] + weakened[at : at + 1] + left[at + 1 :] == weakened
@@ -86,7 +86,7 @@ print(module.from_json("[1]"))
 
 def test_a_real_library_is_smaller_and_works(tmp_path):
     content = REAL.read_bytes()
-    made = slim(content)
+    made = strip(content)
     assert len(made) < len(content)
     assert imported(tmp_path, made).stdout == "[1]\n"
 
@@ -95,6 +95,6 @@ def test_a_function_that_the_machine_lacks_stops_the_loader_unless_it_is_weak(tm
     content = REAL.read_bytes()
     assert content.count(IMPORTED) == 1
     renamed = content.replace(IMPORTED, b"\0PyFrozenSet_Nil\0")
-    strict = imported(tmp_path, slim(renamed))
+    strict = imported(tmp_path, strip(renamed))
     assert "undefined symbol: PyFrozenSet_Nil" in strict.stderr
-    assert imported(tmp_path, slim(renamed, weak="PyFrozenSet_N*")).stdout == "[1]\n"
+    assert imported(tmp_path, strip(renamed, weak="PyFrozenSet_N*")).stdout == "[1]\n"

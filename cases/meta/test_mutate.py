@@ -1,12 +1,14 @@
 """Mutants of a source: what is changed, that only that is, that functions run it, and what a board counts."""
 
 import gc
+import io
 import json
 import sys
 import types
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cases.families import FAMILIES
 from cases.fixed import default_scenarios
@@ -28,6 +30,7 @@ from harness.search.faults import draw
 from harness.search.mutate import Hunt
 from harness.search.operators import changes
 from harness.search.tasks import ASKING, Place, Task, Waiting, rounds, together
+from harness.search.text import render_board
 from harness.search.workers import Boot, Setup
 from reports.page import Beside, render_page
 from reports.reading import read_report
@@ -153,6 +156,9 @@ def test_a_campaign_that_goes_on_keeps_what_it_drew(tmp_path):
     assert _drawn(setup, nothing, count=2, captured=False) == mutants
     assert _drawn(setup, nothing, count=1, captured=False) == mutants[:1]
     assert _drawn(setup, nothing, count=3, captured=False) == ()
+    (tmp_path / fates.PLAN).write_text("{")
+    with pytest.raises(UsageError, match=r"is damaged .*\n  draw anew:  rm .*plan.json"):
+        _drawn(setup, nothing, count=2, captured=False)
 
 
 def test_what_closes_over_other_variables_or_changes_nothing_is_not_drawn():
@@ -451,15 +457,27 @@ class Engines:
 def test_a_boot_that_fails_says_something_of_a_mutant_only_where_it_boots_with_it(tmp_path, captured, error, end):
     (tmp_path / "srt" / "speculative").mkdir(parents=True)
     (tmp_path / "srt" / "speculative" / "one.py").write_text(SOURCE)
-    engines = Engines(error)
-    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=(), release="0.5.23")
-    (fate,) = hunt.ask(tasks_of("a", before=False, captured=captured))
+    engines, tasks = Engines(error), tasks_of("a", before=False, captured=captured)
+    sounds = [Sound(scenario=one, family="eagle", kind="", rows="x") for one in tasks[0].scenarios]
+    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=sounds, release="0.5.23")
+    (fate,) = hunt.ask(tasks)
     assert (fate.end, fate.ended) == (end, end is End.KILLED)
     file = str(tmp_path / "mutated" / "a.py")
     assert engines.booted[0] == ({"sglang.srt.speculative.one": file} if captured else {})
     if end is End.KILLED:
         assert fate.why == "TypeError: f()"
     assert not list((tmp_path / "mutated").iterdir()), "no mutated file is left"
+
+
+def test_a_scenario_that_nobody_followed_and_no_engine_boots_for_says_nothing(tmp_path):
+    (tmp_path / "srt" / "speculative").mkdir(parents=True)
+    (tmp_path / "srt" / "speculative" / "one.py").write_text(SOURCE)
+    engines, tasks = Engines(EngineError("the engine ended while booting")), tasks_of("a", before=False)
+    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=(), release="0.5.23")
+    for _ in range(2):
+        (fate,) = hunt.ask(tasks)
+        assert (fate.end, fate.asked) == (End.SURVIVED, tuple(label(one) for one in tasks[0].scenarios))
+    assert len(engines.booted) == len(tasks[0].scenarios), "it is tried once"
 
 
 def test_a_new_engine_that_would_not_begin_says_something_of_the_mutant(monkeypatch, tmp_path):
@@ -517,6 +535,34 @@ def test_board_counts_what_is_not_equivalent_and_who_else_would_have_seen_it():
     assert said["counted"] == 4
 
 
+def rendered(found, explained, campaign=CAMPAIGN):
+    console = Console(record=True, width=200, file=io.StringIO())
+    render_board(console, Board.of(campaign, found, explained))
+    return console.export_text()
+
+
+def test_a_board_tells_engines_that_went_on_apart_only_where_any_did():
+    text = rendered(FOUND, EQUIVALENT)
+    assert "seen over the same runs, of 4 mutants not equivalent, by" in text
+    assert [line.split() for line in text.splitlines() if line.lstrip().startswith(("all", "eaglecheck"))] == [
+        ["all", "4", "engine", "alive", "3"],
+        ["eaglecheck", "3", "75.0", "%", "2", "66.7", "%"],
+    ]
+    ended = rendered({"dead": FOUND["dead"]}, {})
+    assert "of 1 mutant not equivalent" in ended
+    assert "alive" not in ended
+    assert "over the same runs" not in rendered({"same": FOUND["same"]}, EQUIVALENT), "nobody could see anything"
+
+
+def test_a_board_without_a_kill_is_unknown():
+    every = {name: FOUND["same"].model_copy(update={"id": name}) for name in FOUND}
+    known = dict.fromkeys(FOUND, EQUIVALENT["same"])
+    assert Board.of(CAMPAIGN, every, known).outcome is Outcome.UNKNOWN
+    assert rendered({}, {}).splitlines()[-1] == "verdict UNKNOWN: 0 of 5 mutants asked"
+    nothing = rendered({}, {}, results.campaign())
+    assert nothing.splitlines()[-1] == "verdict UNKNOWN: no line ran that could be written wrong"
+
+
 def test_board_fails_for_a_survivor_that_nobody_explained_and_is_unknown_while_some_were_not_asked():
     assert Board.of(CAMPAIGN, FOUND, EQUIVALENT).outcome is Outcome.FAIL
     explained = EQUIVALENT | {"open": Explanation(kind="open", why="issue 20", mutants=("open",))}
@@ -545,15 +591,19 @@ def test_the_families_that_execute_a_survivor_are_families_of_ours():
     assert named - {"cuda"} <= {*FAMILIES}
 
 
-def test_fates_are_kept_line_by_line_and_a_torn_line_does_not_count(tmp_path):
+def test_fates_are_kept_line_by_line_and_what_cannot_be_read_is_asked_again(tmp_path):
+    path = tmp_path / fates.FATES
     for fate in FOUND.values():
         fates.append(tmp_path, fate)
-    fates.append(tmp_path, FOUND["open"].model_copy(update={"end": End.UNKNOWN}))
-    with (tmp_path / fates.FATES).open("a") as file:
-        file.write('{"id": "half", "end": "KIL')
+    fates.append(tmp_path, FOUND["open"].model_copy(update={"end": End.UNKNOWN, "why": "a\u2028b"}))
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"id": "half", "end": "KIL')
     found = fates.read_fates([tmp_path])
     assert set(found) == set(FOUND)
-    assert found["open"].end is End.UNKNOWN, "asked again"
+    assert (found["open"].end, found["open"].why) == (End.UNKNOWN, "a\u2028b"), "asked again"
+    fates.append(tmp_path, FOUND["same"].model_copy(update={"id": "next"}))
+    path.write_bytes(path.read_bytes() + b'\xff{"id": "foreign", "end": "SURVIVED", "of another version": 1}\n')
+    assert set(fates.read_fates([tmp_path])) == {*FOUND, "next"}, "behind a torn line a new one begins"
 
 
 @pytest.mark.parametrize(("k", "t", "device", "assumed"), [(3, 1, "cpu", ()), (3, 2, "cpu", ("F-003",))])
@@ -596,7 +646,7 @@ def test_the_page_of_a_report_shows_the_board(tmp_path):
     text = render_page(read_report(run), beside=Beside(mutants=_document(file, "mutants"), boards=[of_a_night]))
     assert text.count('<h2 id="mutants-title') == text.count("Mutants <span") == 2
     assert text.count("(eagle)") == text.count("(tree)") == 1
-    assert "Of 4 that are not equivalent, seen over the same runs by: eaglecheck 3, text parity 2," in text
+    assert "Of 4 not equivalent, seen over the same runs by: eaglecheck 3, text parity 2," in text
     assert "<code>srt/speculative/one.py</code>" in text
     assert "never read" in text, "why a survivor is equivalent"
 

@@ -177,6 +177,13 @@ def test_a_night_goes_on_with_the_same_plan_only(cut_off, more, said):
     assert said in done.output
 
 
+def test_a_night_does_not_go_on_in_another_state_of_the_code(cut_off, monkeypatch):
+    monkeypatch.setattr(nightly, "source_digest", lambda: "1" * 64)
+    done = call(*NIGHT, "--resume", cut_off.plan.id)
+    assert done.exit_code == 2
+    assert "source was another when that night began" in done.output
+
+
 def test_a_night_that_is_not_there_cannot_go_on(cut_off):
     done = call(*NIGHT, "--resume", "20260101-000000-abcd")
     assert done.exit_code == 2
@@ -277,7 +284,9 @@ def test_a_night_whose_gpu_is_taken_is_red_and_says_who_has_it(work, machine, mo
 # Shards of other nights, damaged files, wrong options
 
 
-@pytest.mark.parametrize("change", [{"seed": 8}, {"device": "cuda"}, {"git_head": "1" * 40}, {"of": 4}])
+@pytest.mark.parametrize(
+    "change", [{"seed": 8}, {"device": "cuda"}, {"git_head": "1" * 40}, {"source": "1" * 64}, {"of": 4}]
+)
 def test_shards_of_different_nights_are_not_put_together(work, change):
     done = call("night", *shards(work / "one", 1), *shards(work / "other", 2, **change))
     assert done.exit_code == 2

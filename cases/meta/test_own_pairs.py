@@ -21,10 +21,10 @@ from harness.contract.usage import UsageError
 from harness.driving import file_digests
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.checkpoint_files import read_checkpoint
-from harness.driving.drive import sampling_of
 from harness.driving.own_pair import described, own_pair
 from harness.driving.refusals import check_pair
 from harness.driving.results import hardly_agrees
+from harness.driving.sampling_params import sampling_of
 from reference.checkpoint import DamagedError, Weights
 
 

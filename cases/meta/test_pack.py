@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from cases.meta import pretended_wheels
 from cases.meta.pretended_pip import quiet
-from cases.meta.pretended_wheels import OTHER, OWN, REQUIRES, REQUIRES_TORCH, PretendedIndex
+from cases.meta.pretended_wheels import OTHER, OWN, REQUIRES, REQUIRES_TORCH, PretendedIndex, sglang_files
 from cases.meta.test_cli_bad_input import call
 from harness.engines import closure
 from harness.engines.closure import EnvError
-from harness.machines import bundle, pack, prebuild, slimming
+from harness.machines import archives, bundle_contents, bundle_files, pack, prebuild
 from harness.machines.bundle import Manifest
 
 TORCH = "2.11.0+cu130"
@@ -38,7 +39,7 @@ def packed(output: Path, *versions: str, **options: Any) -> Manifest:
 
 def contents(manifest: Manifest, *paths: Path) -> dict[str, bytes]:
     found = {}
-    with bundle.opened(*paths) as reader, tempfile.NamedTemporaryFile() as archive:
+    with bundle_files.opened(*paths) as reader, tempfile.NamedTemporaryFile() as archive:
         for one in manifest.archives:
             reader.save(one, Path(archive.name))
             with tarfile.open(archive.name, mode="r:xz") as members:
@@ -99,7 +100,7 @@ def test_where_a_release_does_not_get_what_it_asks_for_is_written_down(index, tm
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_same_wheels_give_the_same_bytes(index, tmp_path, monkeypatch, kept):
-    monkeypatch.setattr(pack, "KEEP", 1)
+    monkeypatch.setattr(archives, "KEEP", 1)
     packed(tmp_path / "a", "0.5.13")
     if not kept:
         shutil.rmtree(tmp_path / "home" / "pack" / "compressed")
@@ -109,7 +110,7 @@ def test_the_same_wheels_give_the_same_bytes(index, tmp_path, monkeypatch, kept)
 
 def test_the_manifest_reads_back_and_names_no_machine_and_no_index(index, tmp_path):
     manifest = packed(tmp_path / "b", "0.5.13")
-    with bundle.opened(tmp_path / "b") as reader:
+    with bundle_files.opened(tmp_path / "b") as reader:
         assert reader.manifest == manifest
     text = manifest.to_json()
     assert str(tmp_path) not in text
@@ -135,7 +136,9 @@ def test_a_part_holds_once_what_several_releases_leave_out(index, tmp_path):
             ["torch==2.14.1", *REQUIRES[1:]], "wants torch==2.14.1; it cannot be packed for torch 2.11.0", id="torch"
         ),
         pytest.param(
-            [*REQUIRES, "new-thing>=3"], "requires new-thing, of which harness/machines/slimming.toml", id="unknown"
+            [*REQUIRES, "new-thing>=3"],
+            "requires new-thing, of which harness/machines/bundle_contents.toml",
+            id="unknown",
         ),
         pytest.param(["torch==2.11.0", "numpy"], "does not say which sglang-kernel, transformers", id="no-pins"),
     ],
@@ -193,7 +196,7 @@ def test_such_a_release_gets_flashinfers_sampling_where_that_is_asked_for(index,
     held = contents(manifest, tmp_path / "b")
     names = {name.removeprefix(f"{tree.name}/") for name in held if name.startswith(tree.name)}
     assert {name for name in names if "dist-info" not in name} == {
-        *("flashinfer/__init__.py", "flashinfer/version.py", "flashinfer/sampling.py"),
+        *("flashinfer/__init__.py", "flashinfer/prefill.py", "flashinfer/version.py", "flashinfer/sampling.py"),
         *("flashinfer/data/include/flashinfer/sampling.cuh", "flashinfer/data/include/curand.h"),
         "flashinfer/data/aot/norm/norm.so",
     }
@@ -244,13 +247,21 @@ def test_for_several_cards_its_nccl_travels_too(index, tmp_path):
 def test_a_torch_of_which_nothing_is_known_or_of_another_cuda_is_refused(index, tmp_path):
     odd = ["torch==2.99.0", *REQUIRES_TORCH[1:]]
     index.requires = {"0.5.24": odd, "0.5.23": REQUIRES_TORCH}
-    with pytest.raises(EnvError, match=r"wants torch==2\.99\.0, of which harness/machines/slimming\.toml says nothing"):
+    with pytest.raises(EnvError, match=r"wants torch==2\.99\.0, of which .*/bundle_contents\.toml says nothing"):
         packed(tmp_path / "b", "0.5.24", with_torch=True)
     assert index.asked == ["sglang==0.5.24"]
     with pytest.raises(EnvError, match=r"torch 2\.14\.1 is published as 2\.14\.1\+cu130, and takes NVIDIA's") as caught:
         packed(tmp_path / "b", "0.5.23", with_torch=True, torch="2.12.0+cu126")
     assert caught.value.next_step.endswith("+cu130")
     assert list(tmp_path.glob("b*")) == []
+
+
+def test_a_release_that_imports_more_of_flashinfer_than_travels_is_not_packed(index, tmp_path, monkeypatch):
+    more = {"sglang/srt/managers/scheduler.py": b"from flashinfer import bmm_fp8, attend\n"}
+    monkeypatch.setattr(pretended_wheels, "sglang_files", lambda version: sglang_files(version) | more)
+    index.requires = {"0.5.22": REQUIRES_TORCH}
+    with pytest.raises(EnvError, match=r"imports names .* that its bundle would lack: flashinfer: attend\n"):
+        packed(tmp_path / "b", "0.5.22", with_torch=True)
 
 
 def test_a_part_can_be_packed_with_the_releases(index, tmp_path):
@@ -270,9 +281,9 @@ def test_a_part_that_no_release_takes_afterwards_is_refused(index, tmp_path, ver
 
 
 def test_files_are_no_larger_than_asked_for_and_hold_everything_once(index, tmp_path, monkeypatch):
-    monkeypatch.setattr(pack, "LARGE", 10_000)  # flash_ops is an archive of its own
+    monkeypatch.setattr(archives, "LARGE", 10_000)  # flash_ops is an archive of its own
     whole = packed(tmp_path / "whole", "0.5.13", include=("fa3",))
-    monkeypatch.setattr(bundle, "RESERVE", 24_000)
+    monkeypatch.setattr(bundle_files, "RESERVE", 24_000)
     manifest = packed(tmp_path / "b", "0.5.13", include=("fa3",), limit=26_000)
     assert len(manifest.files) > 2
     assert manifest.files[0] == f"b.1of{len(manifest.files)}"
@@ -314,10 +325,10 @@ def test_a_compiler_that_fails_shows_its_last_lines(tmp_path, monkeypatch):
 
 
 def test_every_rule_and_every_table_entry_has_a_reason():
-    rules = [rule for group in slimming.RULES.values() for rule in group]
+    rules = [rule for group in bundle_contents.RULES.values() for rule in group]
     assert all(rule.reason for rule in rules)
-    assert {rule.part for rule in rules} == {"", *slimming.PARTS}
-    tables = (slimming.PINNED, slimming.CARRIED, slimming.FROM, slimming.LEFT_OUT)
+    assert {rule.part for rule in rules} == {"", *bundle_contents.PARTS}
+    tables = (bundle_contents.PINNED, bundle_contents.CARRIED, bundle_contents.FROM, bundle_contents.LEFT_OUT)
     names = [name for table in tables for name in table]
     assert len(names) == len(set(names)), "a requirement stands in two tables"
 

@@ -45,6 +45,16 @@ def test_no_folder_above_the_one_that_is_named_is_made(work, command):
     assert {path for path in work.iterdir() if path.name != "home"} == before
 
 
+@pytest.mark.parametrize("command", FOLDERS.values(), ids=FOLDERS)
+def test_a_folder_is_no_standard_output(work, command):
+    done = call(*command, "-")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert (
+        f"{command[-1]} -: not written to standard output\n  name a place on disk:  {command[-1]} PATH" in done.stderr
+    )
+    assert not (work / "-").exists()
+
+
 def test_the_folder_itself_is_made(work):
     for option in ("--csv", "--parquet"):
         assert call("report", "runs/latest", option, f"new{option}").exit_code == 0

@@ -14,7 +14,7 @@ from cases.meta.test_cli_bad_input import call, made, place  # noqa: F401
 from cases.meta.test_digests import FAILING, OF_A_RUN, OF_A_SCENARIO
 from harness.archive.store import RunReader, StoreError
 from harness.contract import plain_files
-from harness.machines import bundle
+from harness.machines import bundle, bundle_files
 from harness.night import store
 
 #: A command that opens one of these waits, or reads, for ever.
@@ -178,7 +178,7 @@ def test_a_link_to_a_file_is_a_file_and_a_socket_is_none(tmp_path):
 
 def test_a_bundle_that_is_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "bundle")
-    with pytest.raises(bundle.BundleError, match="it is a named pipe"), bundle.opened(tmp_path / "bundle"):
+    with pytest.raises(bundle.BundleError, match="it is a named pipe"), bundle_files.opened(tmp_path / "bundle"):
         pass
 
 

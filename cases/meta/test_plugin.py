@@ -13,6 +13,7 @@ import pytest
 from cases.families import FAMILIES
 from cases.meta.processes import survivors
 from harness.cli.programs import choose_scenarios
+from harness.engines import envs
 from harness.night.cells import Limits, plan
 from harness.suite.completeness import INCOMPLETE, Completeness
 
@@ -82,7 +83,9 @@ def test_one(engines):
 def test_header_names_releases_device_and_home(session, tmp_path):
     done = session("def test_one(): pass")
     assert done.returncode == 0, done.stdout
-    assert "eaglecheck: SGLang 0.5.23 on cpu; releases here: none" in done.stdout
+    here = envs.current()
+    release, found = ("0.5.23", "none") if here is None else (here.version, f"{here.version} (in this environment)")
+    assert f"eaglecheck: SGLang {release} on cpu; releases here: {found}\n" in done.stdout
     assert f"EAGLECHECK_HOME: {tmp_path / 'home'}" in done.stdout
 
 

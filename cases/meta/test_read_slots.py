@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import torch
 
 from harness.archive.trace_table import read_rows, rows_bytes
-from harness.contract.trace import ADDED, Block, Ragged, joined, slots_read
+from harness.contract.rows import ADDED, Block, Ragged, joined, slots_read
 from harness.driving.read_slots import Plan
 from harness.engine_side.probes.cached_rows import CachedRows
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from cases.checkpoints import Recipe, make_recipe
+from cases.checkpoints import make_recipe
+from cases.recipes import Recipe
 from reference.attention import Sight
 from reference.draft import Forced, Reading, draft
 from reference.eagle1 import DraftHead

@@ -6,8 +6,9 @@ import torch
 
 from cases.checkpoints import make
 from cases.meta.handmade import lone_part
+from harness.contract.rows import RowBuilder
 from harness.contract.settings import SpecConfig
-from harness.contract.trace import RowBuilder, Trace
+from harness.contract.trace import Trace
 from reference.draft import Forced
 from reference.engine_view import Conditions, EngineView
 from reference.head_drafts import HeadDrafts

@@ -11,8 +11,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from cases.checkpoints import RECIPES, make
-from cases.recipes import HalfOssRecipe, TrainedRecipe
+from cases.checkpoints import make
+from cases.oss_weights import HalfOssRecipe
+from cases.pairs import RECIPES
+from cases.trained_weights import TrainedRecipe
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError
 from reference.eagle1 import DraftHead, read_draft

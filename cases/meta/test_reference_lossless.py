@@ -5,11 +5,12 @@ import random
 import pytest
 import torch
 
-from cases.checkpoints import Recipe, make_recipe
+from cases.checkpoints import make_recipe
 from cases.fixed import tokens as random_tokens
 from cases.meta.speculating import FreeSession
 from cases.meta.test_reference_session import SPEC_IDS, SPECS
 from cases.meta.test_reference_session import tiny as tiny
+from cases.recipes import Recipe
 from harness.contract.requests import RequestSpec
 from harness.contract.settings import SpecConfig
 from reference.draft import Forced, Reading, draft

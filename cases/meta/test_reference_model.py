@@ -9,8 +9,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from cases.checkpoints import RECIPES, make
-from cases.recipes import HybridRecipe, LatentRecipe, MambaRecipe, TableRecipe, TrainedRecipe
+from cases.checkpoints import make
+from cases.hybrid_weights import HybridRecipe
+from cases.mamba_weights import MambaRecipe
+from cases.mla_weights import LatentRecipe
+from cases.pairs import RECIPES
+from cases.table_weights import TableRecipe
+from cases.trained_weights import TrainedRecipe
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError
 from reference.eagle1 import DraftHead

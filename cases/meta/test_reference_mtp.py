@@ -23,10 +23,11 @@ from transformers.models.step3p7.modeling_step3p7 import (
     Step3p7TextModel,
 )
 
-from cases.checkpoints import RECIPES, make_recipe
+from cases.checkpoints import make_recipe
 from cases.meta.speculating import FreeSession
 from cases.meta.test_reference_session import stopped
-from cases.recipes import MtpRecipe
+from cases.mtp_weights import MtpRecipe
+from cases.pairs import RECIPES
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.requests import RequestSpec

@@ -12,10 +12,11 @@ from cases.meta.speculating import FreeSession
 from harness.checks.evidence import gather
 from harness.checks.inputs import check_inputs
 from harness.contract.requests import RequestSpec
+from harness.contract.rows import FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, RowBuilder
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import SpecConfig
-from harness.contract.trace import FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, RequestEnd, RowBuilder, Trace
+from harness.contract.trace import RequestEnd, Trace
 from reference.eagle1 import DraftHead
 from reference.pairs import paper_target as load_llama
 

@@ -9,8 +9,9 @@ from cases.boots import BY_NAME
 from cases.meta import handmade
 from cases.meta.related import LEAST_ROWS, compare
 from cases.meta.relations import RELATIONS, pairs
+from harness.contract.rows import RowBuilder
 from harness.contract.settings import EngineConfig
-from harness.contract.trace import Event, RowBuilder, Trace
+from harness.contract.trace import Event, Trace
 from harness.contract.types import Kind, Outcome, Policy
 
 GIVEN = handmade.scenario()

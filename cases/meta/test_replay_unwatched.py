@@ -13,7 +13,8 @@ from harness.archive.store import StoredScenario
 from harness.cli import replay
 from harness.cli.main import app
 from harness.cli.replay_unwatched import _answer, _compared, check_bare, check_seen, ending, ending_alone, stopped
-from harness.contract.trace import Event, RequestEnd, RowBuilder, Trace
+from harness.contract.rows import RowBuilder
+from harness.contract.trace import Event, RequestEnd, Trace
 from harness.contract.types import Kind
 from harness.contract.usage import UsageError
 from harness.engines.bare import _read, waves

@@ -333,7 +333,7 @@ def test_a_run_that_was_cut_off_can_be_reported(work):
 WRONG = {
     "nothing-to-write": (["RUN"], "eaglecheck report RUN --html report.html"),
     "no-such-run": (["nowhere", "--html", "a.html"], "there is no folder nowhere"),
-    "nights-none": (["RUN", "--html", "a.html", "--nights", "nowhere"], "--nights nowhere: no night in it was judged"),
+    "nights-none": (["RUN", "--html", "a.html", "--nights", "nowhere"], "--nights nowhere: there is no such folder"),
     "matrix-without-page": (["RUN", "--csv", "c", "--matrix", "x"], "--matrix is shown in the page only"),
     "matrix-not-there": (["RUN", "--html", "a.html", "--matrix", "x"], "eaglecheck matrix --engines"),
     "mutants-no-json": (["RUN", "--html", "a.html", "--mutants", "broken.json"], "broken.json is not what"),

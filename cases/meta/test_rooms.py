@@ -20,6 +20,7 @@ LOADED_AS = "eaglecheck_engine."
 ENTRIES = {
     "benchmarks.cost",
     "benchmarks.images",
+    "benchmarks.indexer",
     "benchmarks.make_real_size",
     "benchmarks.noise",
     "benchmarks.pairs",

@@ -162,6 +162,19 @@ def test_only_a_choice_within_rounding_is_turned_around():
     assert 0.2 < measured.usual() < 0.6  # the first about as likely as not, the second never
 
 
+def test_where_three_scores_tie_any_of_them_may_go():
+    """Seen of Qwen3-Next in bfloat16 on a card: experts at 1.1716, 1.1641 and 1.1581, of which the second two ran."""
+    made, recorded = router(torch.eye(4)), Recorded()
+    rows = torch.tensor([[1.1716, 1.1641, 1.1581, 0.8634], [3.0, 1.1641, 1.1581, 1.15], [3.0, 2.0, 1.0, 0.0]])
+    with watched(recorded):
+        made.forward(rows)
+    found = set()
+    for one in turned_ties(recorded, {id(made): 0.004}, 8):
+        with watched(one):
+            found |= {(row, *sorted(experts)) for row, experts in enumerate(made.forward(rows).experts.tolist())}
+    assert found == {(0, 0, 1), (0, 0, 2), (0, 1, 2), (1, 0, 1), (1, 0, 2), (1, 0, 3), (2, 0, 1)}
+
+
 def test_a_run_that_asks_something_else_measures_nothing():
     made, recorded = router(torch.eye(4)), Recorded()
     with watched(recorded):
@@ -178,7 +191,7 @@ def test_a_run_that_asks_something_else_measures_nothing():
 def asked_of(margins):
     """What a router a margin recorded, and how far scores of each are off: 0.1."""
     edges = [
-        Edge(router=object(), last=torch.zeros(1), first_out=torch.ones(1), margin=torch.tensor([margin]))
+        Edge(router=object(), leaving=torch.zeros(1, 1), coming=torch.ones(1, 1), margin=torch.tensor([[margin]]))
         for margin in margins
     ]
     return Recorded(edges=edges), {id(edge.router): 0.1 / 1.5 for edge in edges}

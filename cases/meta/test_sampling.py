@@ -11,9 +11,10 @@ from cases import checkpoints
 from cases.meta.sampling import FALSE_ALARM, Counts, multinomial_p
 from cases.table_weights import SYMBOLS, TABLE, distribution, token_of
 from harness.contract.requests import RequestSpec
+from harness.contract.rows import RowBuilder
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
-from harness.contract.trace import RowBuilder, Trace
+from harness.contract.trace import Trace
 from reference.draft import Reading
 from reference.pairs import load_pair
 from reference.verify import Uniforms, draw, sampled_walk

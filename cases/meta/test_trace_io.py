@@ -20,7 +20,8 @@ from harness.archive.trace_faults import TraceError
 from harness.archive.trace_io import OLD_NAMES, plain, read_trace, trace_files, write_trace
 from harness.archive.trace_table import arrow_schema
 from harness.contract.json_files import VERSIONS
-from harness.contract.trace import INT_COLUMNS, TRACE_SCHEMA, Event, RowBuilder, Trace
+from harness.contract.rows import INT_COLUMNS, RowBuilder
+from harness.contract.trace import TRACE_SCHEMA, Event, Trace
 
 INTS = st.integers(-(2**62), 2**62)
 FLOATS = st.floats(width=32)

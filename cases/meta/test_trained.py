@@ -12,9 +12,11 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from cases import trained_weights
-from cases.checkpoints import RECIPES, make
+from cases.checkpoints import make
 from cases.meta.speculating import FreeSession
-from cases.recipes import Noise, TrainedEagle3Recipe
+from cases.pairs import RECIPES
+from cases.recipes import Noise
+from cases.trained_weights import TrainedEagle3Recipe
 from cases.training.model import Head, Target
 from cases.training.train import chain_loss, save
 from harness.contract.requests import RequestSpec

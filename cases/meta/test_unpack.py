@@ -23,7 +23,7 @@ from harness.contract.settings import EngineConfig, SpecConfig
 from harness.engines import closure, envs
 from harness.engines.closure import EnvError
 from harness.engines.launch import build_launch
-from harness.machines import bundle, cards, doctor, fit, kernels, pack, prebuild, slimming, unpack
+from harness.machines import bundle, bundle_contents, bundle_files, cards, doctor, fit, kernels, pack, prebuild, unpack
 from harness.machines.bundle import BundleError, Manifest
 from harness.machines.cards import Card
 
@@ -39,7 +39,7 @@ def made(tmp_path_factory) -> dict[str, Path]:
         patch.setenv("EAGLECHECK_HOME", str(root / "home"))
         patch.setattr(closure, "run", PretendedIndex())
         patch.setattr(prebuild, "build", lambda **_: {"norm/norm.so": b"\x7fELFnorm"})
-        patch.setattr(slimming, "ON_RUNNER", ("numpy", "packaging"))
+        patch.setattr(bundle_contents, "ON_RUNNER", ("numpy", "packaging"))
         for name, part in (("engines", ""), ("fa3", "fa3")):
             packed(root / name, *VERSIONS, part=part)
     return {"engines": root / "engines", "fa3": root / "fa3"}
@@ -57,9 +57,9 @@ def split(tmp_path_factory) -> list[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EAGLECHECK_HOME", str(root / "home"))
         patch.setattr(closure, "run", PretendedIndex(requires={"0.5.23": REQUIRES_TORCH}))
-        patch.setattr(slimming, "ON_RUNNER", ("numpy", "packaging"))
-        patch.setitem(slimming.LEFT_OUT, "torchvision", "it comes with the torch")
-        patch.setattr(bundle, "RESERVE", 24_000)
+        patch.setattr(bundle_contents, "ON_RUNNER", ("numpy", "packaging"))
+        patch.setitem(bundle_contents.LEFT_OUT, "torchvision", "it comes with the torch")
+        patch.setattr(bundle_files, "RESERVE", 24_000)
         manifest = packed(root / "new", "0.5.23", with_torch=True, limit=26_000)
         packed(root / "cards", "0.5.23", with_torch=True, cards=2)
     assert len(manifest.files) > 2
@@ -205,7 +205,7 @@ def test_a_damaged_file_is_refused_and_nothing_is_installed(made, home, tmp_path
 
 
 def test_a_bundle_of_another_format_names_both(made):
-    with bundle.opened(made["engines"]) as reader:
+    with bundle_files.opened(made["engines"]) as reader:
         text = reader.manifest.to_json().replace('"format": 2', '"format": 9')
     with pytest.raises(BundleError, match="format 9, this checkout reads 1 and 2"):
         bundle.parse(text)
@@ -213,7 +213,7 @@ def test_a_bundle_of_another_format_names_both(made):
 
 def test_a_bundle_of_the_first_format_is_still_read(made):
     """As it was written: without what only the second knows."""
-    with bundle.opened(made["engines"]) as reader:
+    with bundle_files.opened(made["engines"]) as reader:
         data = json.loads(reader.manifest.to_json())
     del data["files"]
     for tree in data["trees"]:
@@ -222,7 +222,7 @@ def test_a_bundle_of_the_first_format_is_still_read(made):
         del release["torch"], release["programs"]
     for archive in data["archives"]:
         del archive["pieces"], archive["part_of"]
-    with bundle.opened(made["engines"]) as reader:
+    with bundle_files.opened(made["engines"]) as reader:
         trees = tuple(replace(tree, stands_for=()) for tree in reader.manifest.trees)
         expected = replace(reader.manifest, format=1, trees=trees)
     assert bundle.parse(json.dumps(data | {"format": 1})) == expected
@@ -231,7 +231,7 @@ def test_a_bundle_of_the_first_format_is_still_read(made):
 def test_a_manifest_that_was_changed_is_found_out(made, tmp_path):
     data = made["engines"].read_bytes().replace(b'"sm_90"', b'"sm_80"')
     (tmp_path / "b").write_bytes(data)
-    with pytest.raises(BundleError, match="its manifest has another hash"), bundle.opened(tmp_path / "b"):
+    with pytest.raises(BundleError, match="its manifest has another hash"), bundle_files.opened(tmp_path / "b"):
         pass
 
 
@@ -324,7 +324,7 @@ def test_a_file_that_is_missing_is_named_before_anything_is_unpacked(split, home
 def test_files_with_nothing_but_what_is_unpacked_already_need_not_be_there(split, home, site):
     unpack.unpack(*split[:-1], progress=quiet)
     shutil.rmtree(home / "parts" / envs.state("0.5.23").pythonpath[0].name)
-    with bundle.opened(split[0]) as reader:
+    with bundle_files.opened(split[0]) as reader:
         wanted = {piece.file for one in unpack._needed(reader.manifest) for piece in one.cut()}
     some = [path for number, path in enumerate(split[:-1]) if number in wanted]
     assert len(some) < len(split) - 1

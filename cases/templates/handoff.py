@@ -113,11 +113,16 @@ def empty_prebuilt_batch(kit: Kit) -> Opening:
 
 @template(fits=_pair, certain=False)
 def retracted_on_decode_side(kit: Kit) -> Opening:
-    """More to generate than its pool holds."""
-    for _ in range(MOST):
-        length, new = kit.integer(LONGEST, LONGEST + 4), kit.new_tokens(MOST_GENERATED - 2)
-        _arrive(kit, kit.integer(0, 1), length=length, new=new)
-    return Opening(calm=2 * OVER)
+    """More to generate than its pool holds, by requests that are all handed over at once.
+
+    Their prompts leave it the room that it keeps for each, an eighth of the pool; else the last waits outside.
+    """
+    lengths = [kit.integer(LONGEST - 3, LONGEST) for _ in range(MOST)]
+    rids = [_arrive(kit, 0, length=length, new=kit.new_tokens(MOST_GENERATED - 2)) for length in lengths]
+    _transfer(kit, 0, "hold", *rids)
+    step = ARRIVED + sum(map(kit.chunks, lengths))
+    _transfer(kit, step, "release", *rids)
+    return Opening(calm=step + OVER)
 
 
 @template(fits=_pair, certain=False)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cases.recipes import TrainedEagle3Recipe
+from cases.trained_weights import TrainedEagle3Recipe
 
 #: Added to the mean square in every norm.
 EPS = 1e-5

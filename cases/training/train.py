@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cases import llama_weights
-from cases.recipes import TrainedEagle3Recipe
+from cases.trained_weights import TrainedEagle3Recipe
 from cases.training.model import EPS, Head, Layer, Target
 from harness.contract import plain_files
 

@@ -18,6 +18,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "sampled": ("rid", "attempt", "committed", "margin"),
     "reference_stopped": ("rid", "round"),
     "request_error": ("rid", "error"),
+    "misfit": ("round", "why"),
     "pool": ("free", "when"),
     "turn": ("running", "waiting"),
     "uniforms": ("round", "uniforms", "thresholds", "rule"),

@@ -21,8 +21,9 @@ from harness.archive.facts import Header
 from harness.archive.trace_faults import TraceError, check_version, damaged, folder_of, run_again_in
 from harness.contract import plain_files
 from harness.contract.json_files import BadDocument, NotJSON, parsed, validated
+from harness.contract.rows import Rows
 from harness.contract.settings import MOST_STEPS, POOL, POOL_IS
-from harness.contract.trace import TRACE_SCHEMA, Event, RequestEnd, RoundRecord, Rows, Trace
+from harness.contract.trace import TRACE_SCHEMA, Event, RequestEnd, RoundRecord, Trace
 
 SIDES = ("engine", "reference")
 

@@ -12,16 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.archive.trace_faults import check_version, damaged
-from harness.contract.trace import (
-    ADDED,
-    FLOAT_COLUMNS,
-    INT_COLUMNS,
-    LIST_COLUMNS,
-    STRING_COLUMNS,
-    TRACE_SCHEMA,
-    Ragged,
-    Rows,
-)
+from harness.contract.rows import ADDED, FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, STRING_COLUMNS, Ragged, Rows
+from harness.contract.trace import TRACE_SCHEMA
 
 VERSION_KEY = b"eaglecheck.trace"
 #: Columns as traces of schema 1 have them.
@@ -73,7 +65,7 @@ def read_rows(file: Path, content: bytes, row_count: int) -> Rows:
         wanted = arrow_schema(int(version) if version.isdigit() else TRACE_SCHEMA)
         if set(schema.names) != set(wanted.names) or not schema.equals(wanted) or not version.isdigit():
             raise damaged(
-                file, _schema_difference(schema, wanted), "the columns of harness/contract/trace.py with our version"
+                file, _schema_difference(schema, wanted), "the columns of harness/contract/rows.py with our version"
             )
         # Arrow's threads would share Python's bytes, and one that lets go of them while Python ends kills the process:
         # "terminate called without an active exception" (apache/arrow issue 34314)

@@ -15,8 +15,8 @@ from harness.checks.positions import offset_hint
 from harness.checks.registry import CheckResult
 from harness.checks.selection import NearSelections
 from harness.contract.align import Ints
+from harness.contract.rows import Ragged, Rows
 from harness.contract.tolerance import Budget, budget_for, choice_margin, tie_limit
-from harness.contract.trace import Ragged, Rows
 from harness.contract.types import Divergence, Kind, Phase, Policy
 
 ROTATED = (Phase.DRAFT_PREFILL, Phase.EXTEND)

@@ -13,9 +13,10 @@ from itertools import pairwise
 from harness.contract.align import Aligned, align
 from harness.contract.batches import Part, Share, parts_of
 from harness.contract.measured import LogitNoise, end_noise, logit_noise, target_scales
+from harness.contract.rows import Rows
 from harness.contract.scenario import Scenario
 from harness.contract.tolerance import budget_for, tie_limit
-from harness.contract.trace import EOS, Rows, Trace
+from harness.contract.trace import EOS, Trace
 from harness.contract.types import Divergence, Key, Kind, Phase
 
 

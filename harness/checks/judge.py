@@ -38,7 +38,7 @@ from harness.checks.explained import explained
 from harness.checks.findings import group, kinds, settle
 from harness.checks.registry import CHECKS, CheckResult, run_check
 from harness.checks.routed import routing_ties, usual_routing
-from harness.checks.set_aside import answered_with_errors, set_aside
+from harness.checks.set_aside import answered_with_errors, misfits, set_aside
 from harness.contract import known_issues
 from harness.contract.batches import Part
 from harness.contract.finding_pages import NEWEST
@@ -173,6 +173,7 @@ def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergen
     lost = [why for event in evidence.engine.events if (why := ranks.lost_by(event))]
     unknown = lost or [
         *answered_with_errors(evidence),
+        *misfits(evidence),
         *result.unknown,
         *compared_enough(evidence, compared, exempt),
         *unmet,

@@ -20,7 +20,7 @@ from harness.checks.pools import NOBODY, RUNNING, Forward, Pools, forwards
 from harness.checks.registry import CheckResult, register
 from harness.contract.align import Ints
 from harness.contract.batches import Share
-from harness.contract.trace import slots_read
+from harness.contract.rows import slots_read
 from harness.contract.types import Divergence, Kind, Phase
 
 ID = "reads"

@@ -43,6 +43,12 @@ def errors(evidence: Evidence) -> dict[str, str]:
     }
 
 
+def misfits(evidence: Evidence) -> Iterator[str]:
+    """Reasons for UNKNOWN: batches of which some rows could not be read, since what was reported contradicts them."""
+    for event in evidence.engine.named("misfit"):
+        yield f"round {event.data['round']}: what the engine reported does not fit its batch: {event.data['why']}"
+
+
 def answered_with_errors(evidence: Evidence) -> Iterator[str]:
     """Reasons for UNKNOWN, in order of the scenario's requests."""
     found = errors(evidence)

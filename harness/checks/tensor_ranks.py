@@ -15,7 +15,8 @@ import numpy as np
 from harness.checks.evidence import Evidence
 from harness.checks.findings import PHASE_ORDER
 from harness.checks.registry import CheckResult, register
-from harness.contract.trace import FLOAT_COLUMNS, LIST_COLUMNS, Event
+from harness.contract.rows import FLOAT_COLUMNS, LIST_COLUMNS
+from harness.contract.trace import Event
 from harness.contract.types import Divergence, Key, Kind, Phase
 
 ID = "tp_ranks"

@@ -14,7 +14,7 @@ from harness.cli.outcome import Exit, guarded
 from harness.contract.outputs import check_target
 from harness.contract.usage import UsageError, unknown
 from harness.engines.releases import named
-from harness.machines.slimming import PARTS
+from harness.machines.bundle_contents import PARTS
 from reports.prose import say
 
 
@@ -78,7 +78,7 @@ def unpack(
     from harness.machines import kernels
     from harness.machines.unpack import unpack as install_bundle
 
-    check_target(keep_kernels, option="keep-kernels")
+    check_target(keep_kernels, option="keep-kernels", piped=False)
     console = Console()
 
     def progress(text: str) -> None:
@@ -103,7 +103,7 @@ def _check(output: Path, *, torch: str, python: str, parts: Sequence[tuple[str, 
             raise UsageError(unknown(option, part, PARTS))
     if split and not re.fullmatch(r"[1-9]\d*[MG]", split):
         raise UsageError(f"--split {split!r} is not a size\n  write it in MiB or GiB:  --split 60M")
-    check_target(output, option="output")
+    check_target(output, option="output", piped=False)
     if not re.fullmatch(r"\d+\.\d+", python):
         raise UsageError(f"--python {python!r} is not a version of Python\n  write it as major.minor:  --python 3.12")
     if not re.fullmatch(r"\d+(\.\d+)+\+cu\d+", torch):

@@ -83,34 +83,34 @@ def command(
 
     console = Console(stderr=json == "-")
     check_target(json, beside=prepare.runs_root(runs))
+    prepare.check_device(device)
     version = envs.resolve(engine)
     own = own_pair(target, draft)
+    tokens = None if prompts is None else tokens_of(prompts, own, wanted)
     boots = _boots(family or usual_family(own), boot or [], release=version, own=own)
     chosen = secrets.randbelow(10**6) if seed is None else seed
-    say(console, f"seed {chosen}: the same scenarios again with  --seed {chosen}")
+    notes = [f"seed {chosen}: the same scenarios again with  --seed {chosen}"]
     if seconds and not (boot or examples):
         boots, left_out = _in_time(boots, seconds, seed=chosen)
         if left_out:
-            say(console, _too_short(seconds, left_out, of=len(boots) + len(left_out)))
+            notes.append(_too_short(seconds, left_out, of=len(boots) + len(left_out)))
     count = examples or (EXAMPLES if seconds is None else int(seconds * A_SECOND))
     shares = _shares(boots, count)
     boots, left_out = [one for one, _ in shares], boots[len(shares) :]
     if left_out:
-        say(console, _too_few(count, left_out))
+        notes.append(_too_few(count, left_out))
     if count > WORTH_SAYING:
         say(console, f"drawing {count} scenarios first")
     scenarios = [one for each, share in shares for one in generate(each, count=share, seed=chosen)]
-    prepare.check_device(device)
     env = prepare.engine_environment(version, lambda text: say(console, text)) if device == "cuda" else None
     if env and (kept_out := [one for one in scenarios if undrawn(one, env, device=device)]):
         why = undrawn(kept_out[0], env, device=device).partition("\n")[0]
-        say(console, f"{len(kept_out)} of {counted(len(scenarios), 'scenario')} left out; of the first: {why}")
+        notes.append(f"{len(kept_out)} of {counted(len(scenarios), 'scenario')} left out; of the first: {why}")
         scenarios = [one for one in scenarios if one not in kept_out]
-    say(console, prepare.ahead(len(boots), seconds))
+    notes.append(prepare.ahead(len(boots), seconds))
     if own is not None:
         scenarios = list(map(past_eos, scenarios))
-    if prompts is not None:
-        tokens = tokens_of(prompts, own, wanted)
+    if tokens is not None:
         scenarios = [with_prompts(one, tokens, seed=chosen) for one in scenarios]
     plan = prepare.make_plan(
         scenarios,
@@ -128,6 +128,7 @@ def command(
         runs=runs,
         assumed=assume or (),
         usual=[one for each in boots for one in each.assumes],
+        notes=notes,
     )
     if plan.setup.reference == WITNESS:
         plan = replace(plan, scenarios=tuple(greedy(plan.scenarios)))
@@ -138,11 +139,11 @@ def command(
         result = run(plan, observers=[line])
     left = len(plan.scenarios) - len(result.results)
     cut = left and seconds and examples  # without --examples more were drawn than could be driven
-    notes = [f"{counted(left, 'scenario')} were left out: the {seconds:g} s were over"] if cut else []
+    over = [f"{counted(left, 'scenario')} were left out: the {seconds:g} s were over"] if cut else []
     try:
         _small(console, plan, result, seconds=shrink)
     finally:  # whoever ends it meanwhile has what was judged
-        render_run(console, result, notes=notes)
+        render_run(console, result, notes=over)
         write_json(run_document(result) | {"seed": chosen}, json)
     return BY_OUTCOME[result.verdict.outcome]
 

@@ -35,7 +35,7 @@ from harness.cli import (
 )
 from harness.cli.outcome import TYPED, Exit, full_output_reported, say
 from harness.cli.refused import Refusal, in_words
-from harness.driving.runner import own_version
+from harness.driving.own_source import own_version
 
 #: An option with an empty value behind its equals sign, as `--runs=$UNSET` makes it.
 EMPTY = re.compile(r"(--[a-z-]+)=")

@@ -25,7 +25,7 @@ from harness.driving.adapt import NOTHING, Wanted
 from harness.engines import envs
 from harness.search import fates
 from harness.search.board import Board, document
-from harness.search.executed import Followed, One, keep_followed, read_followed
+from harness.search.executed import Followed, One
 from harness.search.fates import Asked, Campaign
 from harness.search.faults import draw
 from harness.search.tasks import Place
@@ -48,7 +48,7 @@ def command(
         str, typer.Option(help="Families, comma-separated, whose fixed scenarios run the lines.")
     ] = USUAL,
     count: Annotated[int, typer.Option(min=1, help="Mutants to draw.")] = COUNT,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same mutants of the same release.")] = 1,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same mutants of the same lines.")] = 1,
     examples: Annotated[int, typer.Option(min=0, help="Generated scenarios for what survives the families.")] = 8,
     a_boot: Annotated[
         int, typer.Option("--a-boot", min=1, help="Scenarios of a boot configuration whose lines are drawn from.")
@@ -151,7 +151,7 @@ def _check_kept(option: str, folder: Path, *, version: str, seed: int) -> None:
 def _followed(root: Path, setup: Setup, names: list[str], *, a_boot: int, workers: int, console: Console) -> Followed:
     """What the families' fixed scenarios show without a mutant: driven once for a release, whatever the seed."""
     scenarios = _smallest(names, setup, a_boot=a_boot)
-    known = {one.sound.scenario.id: one for one in read_followed(root / fates.SOUND)}
+    known = {one.sound.scenario.id: one for one in fates.read_lines(root / fates.SOUND, One)}
     boots = _boots(scenarios, known, canary=(setup.package / "srt" / "kv_canary").is_dir())
     if todo := [one for one in boots if one.unknown or one.unwatched() is not None]:
         say(console, f"following {counted(len(todo), 'boot configuration')} without a mutant, once")
@@ -159,7 +159,7 @@ def _followed(root: Path, setup: Setup, names: list[str], *, a_boot: int, worker
             for one in new:
                 known[one.sound.scenario.id] = one
                 if one.sound.rows:
-                    keep_followed(root / fates.SOUND, one)
+                    fates.add_line(root / fates.SOUND, one)
                 why = f": {one.sound.why}" if one.sound.why else ""
                 say(console, f"{number} of {len(todo)}  {one.sound.scenario.name} {one.sound.seconds:.1f} s{why}")
     return Followed.of([known[one.id] for _, one in scenarios])
@@ -217,7 +217,10 @@ def _plan(
 def _drawn(setup: Setup, followed: Followed, *, count: int, captured: bool) -> tuple[Asked, ...]:
     """A campaign that goes on keeps its mutants, though families have other scenarios by now, which run other lines."""
     kept_here = setup.folder / fates.PLAN
-    mutants = fates.read_plan(setup.folder).mutants[:count] if kept_here.exists() else ()
+    try:
+        mutants = fates.read_plan(setup.folder).mutants[:count] if kept_here.exists() else ()
+    except fates.NoCampaign as error:
+        raise UsageError(f"{setup.folder}: {error}\n  draw anew:  rm {kept_here}") from error
     if len(mutants) == count:
         return mutants
     ran = followed.captured if captured else followed.ran

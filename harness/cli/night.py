@@ -55,7 +55,7 @@ def command(
     console = Console(stderr=json == "-")
     read = [part for folder in shards or [nights] for part in store.parts(folder)]
     for option, target in (("json", json), ("junit", junit_file), ("summary", summary_file)):
-        check_target(target, option=option, runs=read)
+        check_target(target, option=option, runs=read, piped=option == "json")
     check_store(nights)
     entries = known.read(known_file)
     if shards:

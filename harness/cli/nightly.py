@@ -23,12 +23,12 @@ from harness.both_sides import gpus
 from harness.cli import prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, kept, typed_again
 from harness.cli.scenario_checks import check_scenarios
-from harness.contract.outputs import writable, write_json
+from harness.contract.outputs import check_named, writable, write_json
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted, some
 from harness.driving.adapt import Wanted
 from harness.driving.live import LiveEngines
-from harness.driving.runner import git_state, own_version
+from harness.driving.own_source import git_state, own_version, source_digest
 from harness.engines import envs
 from harness.night import document, store
 from harness.night.cells import Cell, Limits, left_out, plan
@@ -82,6 +82,7 @@ class Asked:
 
 def check_store(root: Path) -> None:
     """UsageError or StoreError before hours are spent, for a store that could not be judged with after them."""
+    check_named(root, option="nights")
     if root.exists() and not root.is_dir():
         raise UsageError(f"--nights {root}: that is not a folder\n  name a folder, there or not:  --nights nights")
     for half in store.torn(root, deep=False):
@@ -388,6 +389,7 @@ def _plan(asked: Asked, cells: Sequence[Cell], shard: tuple[int, int]) -> NightP
         not_planned=tuple(_not_planned(cells, asked)),
         eaglecheck=own_version(),
         git_head=git_state()[0],
+        source=source_digest(),
         host=platform.node(),
     )
 

@@ -78,20 +78,29 @@ def make_plan(
     files: Sequence[Path | None] = (),
     boots_ahead: int | None = None,
     spawn: bool = False,
+    notes: Sequence[str] = (),
 ) -> Plan:
     """A plan for these scenarios on one engine, its environment and checkpoints in place. engine None: the usual.
 
     env: this ready environment, whatever `engine` says. files: where the user wrote each scenario, None for ours.
     boots_ahead: None is the device's default. spawn: start processes as SGLang does. usual: what is assumed beside
-    `assumed` where nobody typed it; a witness, which predicts nothing, does without.
+    `assumed` where nobody typed it; a witness, which predicts nothing, does without. notes: what to say of the plan,
+    once nothing in it is refused.
     """
+    held = [*notes]
+
+    def tell(text: str) -> None:
+        for one in (*held, text):
+            say(one)
+        held.clear()
+
     version = envs.resolve(engine) if env is None else env.version
     if standing := envs.standing(version):
-        say(f"SGLang {version} is {standing}")
+        held.append(f"SGLang {version} is {standing}")
     check_device(device)
     check_revert(revert, version)
     if own is not None and own.target.text_alone:
-        say(f"--target {own.target.folder}: no preprocessor_config.json, so SGLang serves its text alone")
+        held.append(f"--target {own.target.folder}: no preprocessor_config.json, so SGLang serves its text alone")
         wanted = replace(wanted, server_args={"enable_multimodal": False, **(wanted.server_args or {})})
     scenarios = adapted(scenarios, wanted, device=device)
     check_possible(scenarios, version=version, device=device, files=files)
@@ -99,8 +108,7 @@ def make_plan(
     check_scenarios(scenarios, device=device, own=own, files=files)
     typed, assumed = check_assumed(assumed), check_assumed(sorted({*assumed, *usual}))
     drafts = [(one.spec, one.engine) for one in scenarios]
-    for text in known_issues.without_effect(assumed, drafts, release=version, device=device):
-        say(text)
+    held.extend(known_issues.without_effect(assumed, drafts, release=version, device=device))
     share = gpu_share if own is None or gpu_share or device == "cpu" else engine_share(own, scenarios)
     lease = gpu_lease(device, share)
     root = writable(runs_root(runs))
@@ -112,14 +120,16 @@ def make_plan(
     pairs = checkpoint_pairs(scenarios, device=device, own=own)
     place = CPU
     if reference != WITNESS:
-        place = reference_place(reference_device, own, scenarios, device=device, lease=lease, say=say)
-    reference = provider(reference, own, scenarios, say=say, assumed=assumed, typed=typed, files=files, place=place)
+        place = reference_place(reference_device, own, scenarios, device=device, lease=lease, say=tell)
+    reference = provider(reference, own, scenarios, say=tell, assumed=assumed, typed=typed, files=files, place=place)
     if reference == WITNESS:
         place, assumed = CPU, typed
     if own is not None:
-        say(described(own.facts()))
+        tell(described(own.facts()))
         if ids := own.target.eos_beyond:
-            say(f"eos_token_id {', '.join(map(str, ids))}: outside the vocabulary of {own.vocab}, so it ends no text")
+            tell(f"eos_token_id {', '.join(map(str, ids))}: outside the vocabulary of {own.vocab}, so it ends no text")
+    for one in held:
+        say(one)
     return Plan(
         env=env,
         setup=Setup(

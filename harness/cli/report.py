@@ -174,9 +174,9 @@ def _judged(root: Path | None) -> list[Night]:
         return []
     whole = [kept.night for kept in store.nights(root) if kept.night is not None and kept.night.judged is not None]
     if not whole:
+        why = "no night in it was judged" if root.is_dir() else "there is no such folder"
         raise UsageError(
-            f"--nights {root}: no night in it was judged\n"
-            f"  make one:  eaglecheck matrix --nights {root} --engines 0.5.23 --cases pr25015"
+            f"--nights {root}: {why}\n  make one:  eaglecheck matrix --nights {root} --engines 0.5.23 --cases pr25015"
         )
     return whole
 

@@ -77,6 +77,7 @@ def command(
     of_prompts_alone = {"--arrivals": arrivals, "--max-new-tokens": max_new_tokens, "--seed": seed}
     if prompts is None and (given := [name for name, value in of_prompts_alone.items() if value is not None]):
         raise UsageError(f"{given[0]} belongs to --prompts\n  name the file:  --prompts FILE, or leave {given[0]} out")
+    notes: list[str] = []
     if prompts is None:
         chosen = choose_scenarios(scenario or [], scenario_file or [], family, own)
     elif scenario or scenario_file or family:
@@ -86,13 +87,11 @@ def command(
         chosen = [of_prompts(prompts, own, wanted, rate=rate, new_tokens=max_new_tokens or 64, seed=seed or 0)]
         lengths = sorted(len(request.input_ids) for request in chosen[0].requests)
         context = chosen[0].engine.context_length
-        say(
-            console,
-            f"{counted(len(lengths), 'prompt')} of {lengths[0]} to {lengths[-1]} tokens, in a context of {context}",
-        )
+        notes = [
+            f"{counted(len(lengths), 'prompt')} of {lengths[0]} to {lengths[-1]} tokens, in a context of {context}"
+        ]
     known = _known_failures(chosen, device, assume or []) if family else []
-    for text in [*_left_out(scenario or [], assume or []), *known]:
-        say(console, text)
+    notes += [*_left_out(scenario or [], assume or []), *known]
     plan = prepare.make_plan(
         chosen,
         say=lambda text: say(console, text),
@@ -110,6 +109,7 @@ def command(
         runs=runs,
         assumed=assume or (),
         files=[None] * (len(chosen) - len(scenario_file or [])) + [*(scenario_file or [])],
+        notes=notes,
     )
     order = [one.name for one in in_boot_order(plan.scenarios)]
     if order != [one.name for one in plan.scenarios] and (scenario or scenario_file):

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from cases.adapters import ADAPTERS
-from cases.checkpoints import RECIPES
+from cases.pairs import RECIPES
 from cases.recipes import Recipe
 from harness.both_sides.logit_processors import PARAMETER
 from harness.both_sides.mutants import MUTANTS

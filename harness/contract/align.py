@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from harness.contract.trace import Rows
+from harness.contract.rows import Rows
 from harness.contract.types import Divergence, Key, Kind
 
 Ints = npt.NDArray[np.int64]

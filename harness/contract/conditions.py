@@ -32,7 +32,9 @@ class DraftFacts:
     fc_square: fc makes as much as it reads, as of one feature in EAGLE-3. later_input_norm: an EAGLE-3 layer behind the
     first has an input_layernorm and no hidden_norm. brings_embedding: an EAGLE-3 head as wide as its target has one.
     lacks_head: an EAGLE-3 head has a draft_vocab_size and no output head. layers_beside: it names layers outside of
-    eagle_config alone. target_architecture: what it drafts for. index_share: its steps attend one choice of a sparse
+    eagle_config alone. target_architecture: what it drafts for. target_rope_type: how its rotation is scaled, empty
+    where it is not. target_window: its config has a sliding_window. target_fp8_blocks: its weights are fp8 in blocks.
+    target_recurrent: some of its layers keep recurrent states. index_share: its steps attend one choice of a sparse
     indexer.
 
     Of a pair of ours nothing: there `checkpoint` says which it is.
@@ -48,6 +50,10 @@ class DraftFacts:
     lacks_head: bool = False
     layers_beside: bool = False
     target_architecture: str = ""
+    target_rope_type: str = ""
+    target_window: bool = False
+    target_fp8_blocks: bool = False
+    target_recurrent: bool = False
     index_share: bool = False
 
 
@@ -80,6 +86,7 @@ def settings_of(
         "prefill_cuda_graph": engine.prefill_cuda_graph,
         "radix_cache": engine.radix_cache,
         "disable_overlap_schedule": engine.overlap_schedule is False,
+        "enable_overlap_plan_stream": engine.enable_overlap_plan_stream,
         "disaggregation": engine.disaggregation,
         "enable_hierarchical_cache": bool(engine.server_args.get("enable_hierarchical_cache")),
         "enable_deterministic_inference": engine.deterministic_inference,

@@ -28,8 +28,9 @@ from harness.contract.noise import (
     pooled,
     turned_around,
 )
+from harness.contract.rows import Rows
 from harness.contract.tolerance import Budget, judge_rows
-from harness.contract.trace import Rows, Trace
+from harness.contract.trace import Trace
 from harness.contract.types import Phase
 
 

@@ -8,6 +8,8 @@ from harness.contract.scenario import Scenario
 OPS = ("submit", "step", "abort", "drain")
 #: What is asked of a request that one file can ask for, and that decides what comes back.
 ASKS = {"rid", "input_ids", "max_new_tokens", "temperature", "sampling_seed", "stop_token_ids", "ignore_eos", "dp_rank"}
+#: Pairs that are read from files.
+TRAINED = "trained-"
 
 
 def no_file(scenario: Scenario, *, own_pair: bool) -> str:
@@ -25,4 +27,6 @@ def no_file(scenario: Scenario, *, own_pair: bool) -> str:
         return "its number of steps adapts"
     if scenario.spec.token_map is not None or scenario.engine.lora_paths:
         return "its engine has files beside the pair: a token map, or adapters"
+    if scenario.checkpoint.startswith(TRAINED):
+        return "its pair was trained, and no seed makes it"
     return "its pair is none of ours" if own_pair else ""

@@ -35,14 +35,16 @@ def check_target(
     inputs: Iterable[Path | None] = (),
     runs: Iterable[Path | None] = (),
     beside: Path | None = None,
+    piped: bool = True,
 ) -> None:
     """OutputError if `write_text` could not write there.
 
     inputs: files that the command reads, kept as they are; runs: the same of folders, with all that is in them.
-    beside: the folder that the command will make for its runs.
+    beside: the folder that the command will make for its runs. piped: whether '-' is standard output to it.
     """
-    if target is None or str(target) == "-":
+    if target is None or (piped and str(target) == "-"):
         return
+    check_named(target, option=option)
     path = Path(target)
     check_outside(path, runs, option=option)
     if any(one is not None and one.exists() and path.exists() and path.samefile(one) for one in inputs):
@@ -89,8 +91,15 @@ def check_outside(path: Path, runs: Iterable[Path | None], *, option: str) -> No
             raise OutputError(f"--{option} {path} is inside the run itself\n  name a place outside {run}")
 
 
+def check_named(place: str | Path, *, option: str) -> None:
+    """OutputError for '-', where standard output may be meant and cannot be had."""
+    if str(place) == "-":
+        raise OutputError(f"--{option} -: not written to standard output\n  name a place on disk:  --{option} PATH")
+
+
 def check_folder(folder: Path, *, option: str) -> None:
     """OutputError for a folder that could not be made or used as it is; nothing is made."""
+    check_named(folder, option=option)
     if folder.is_dir():
         return
     if os.path.lexists(folder):

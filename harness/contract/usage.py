@@ -10,6 +10,8 @@ from typing import ClassVar
 #: Names less alike than this (difflib's ratio) are not suggested: 'kk' is a mistyped 'k' (0.67), and 'pr9' is no
 #: mistyped 'pr26329' (0.6).
 ALIKE = 0.65
+#: Other words for a name, that are spelled like a third.
+SAME = {"gpu": "cuda"}
 
 
 class UserError(Exception):
@@ -28,6 +30,8 @@ class UsageError(UserError):
 def nearest(name: str, names: Iterable[str]) -> str:
     """The one of `names` that `name` may be a slip for, or the number of; empty if there is none."""
     known = list(names)
+    if (same := SAME.get(name.lower())) in known:
+        return str(same)
     numbered = [one for one in known if name.isdecimal() and re.fullmatch(rf"\D*0*{name.lstrip('0')}", one)]
     return next(iter(numbered or difflib.get_close_matches(name, known, n=1, cutoff=ALIKE)), "")
 
@@ -41,6 +45,8 @@ def meant(name: str, names: Iterable[str]) -> str:
 def unknown(what: str, name: str, allowed: Iterable[str]) -> str:
     """The text for a name that is none of the allowed ones, with the nearest."""
     names = list(allowed)
+    if not names:
+        return f"unknown {what} {name!r}: there is none"
     if "," in name and {*name.split(",")} <= {*names}:
         return f"{what} {name!r}: several in one word\n  name them one by one, the option before each"
     return f"unknown {what} {name!r}{meant(name, names)}\n  allowed: {', '.join(names)}"

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.contract.batches import Part, parts_of
+from harness.contract.rows import Rows
 from harness.contract.scenario import Scenario
-from harness.contract.trace import Rows, Trace
+from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Key, Kind
 from harness.contract.words import counted
 

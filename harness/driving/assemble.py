@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.contract.trace import Block, Event, Ragged, RequestEnd, RoundRecord, Trace, joined
+from harness.contract.rows import Block, Ragged, joined
+from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
+from harness.driving.row_arrays import Misfit
 
 Message = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -79,7 +81,7 @@ class Assembler:
     def feed(
         self, message: Message, arrays: Arrays, *, scheduler_step: int, dp_rank: int, tp_rank: int = 0, side: str = ""
     ) -> None:
-        """One probe message of one rank; AttributeError for an unknown kind.
+        """One probe message of one rank; AttributeError for an unknown kind, Misfit for one that nobody can place.
 
         side: of a pair of engines. Their batches are numbered anew, so that a number means one batch and a request's
         later batch has a later number, however late either is reported.
@@ -114,6 +116,8 @@ class Assembler:
     def _forward(self, message: Message, arrays: Arrays, place: _From) -> None:
         phase, lens = message["phase"], np.asarray(message["lens"], dtype=np.int64)
         count, ends = int(lens.sum()), np.cumsum(lens)
+        if len(arrays["input_ids"]) != count:
+            raise Misfit(f"{len(arrays['input_ids'])} rows in {phase} of requests that have {count}")
         hidden_in = self.keep(f"hidden_in.{phase}", arrays.get("hidden_in"))
         hidden_out = self.keep(f"hidden_out.{phase}", arrays.get("hidden_out"))
         block = Block.of(
@@ -161,7 +165,7 @@ class Assembler:
             return  # a choice whose forward never ran: its missing rows are the finding
         rows = np.arange(len(forward.block)) if message["phase"] == "DRAFT" else forward.last_rows()
         if not len(rows) == len(arrays["ids"]) == len(arrays["probs"]):
-            raise ValueError(f"{len(arrays['ids'])} choices of {len(rows)} rows in {message['phase']}")
+            raise Misfit(f"{len(arrays['ids'])} choices of {len(rows)} rows in {message['phase']}")
         forward.block.lists["chosen_ids"] = (rows, arrays["ids"])
         forward.block.lists["chosen_probs"] = (rows, arrays["probs"])
 

@@ -141,8 +141,11 @@ class CheckpointFiles:
     @property
     def linear_attention(self) -> str:
         """The key that asks for layers of linear attention that run on a GPU alone, empty if none does."""
-        if self.of_text("model_type") in ON_A_CPU:
-            return ""
+        return "" if self.of_text("model_type") in ON_A_CPU else self.recurrent
+
+    @property
+    def recurrent(self) -> str:
+        """The key that asks for layers that keep a recurrent state, empty if none does."""
         kinds = self.of_text("layer_types")
         if isinstance(kinds, list) and "linear_attention" in kinds:
             return "layer_types"

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from harness.checks.explained import event, spot
 from harness.checks.judge import judge
 from harness.contract.providers import AUTO
+from harness.contract.rows import RowBuilder
 from harness.contract.scenario import Scenario
-from harness.contract.trace import RowBuilder, Trace
+from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Outcome, Verdict
 from harness.driving.place import CPU, Place
 from harness.driving.plan import Setup

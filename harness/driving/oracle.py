@@ -23,9 +23,10 @@ from harness.both_sides import gpus, leases
 from harness.contract.known_issues import HEADER
 from harness.contract.measured import shared_logits
 from harness.contract.requests import RequestSpec
+from harness.contract.rows import Rows
 from harness.contract.scenario import Scenario
 from harness.contract.settings import SpecConfig
-from harness.contract.trace import EOS, Event, Rows, Trace
+from harness.contract.trace import EOS, Event, Trace
 from harness.contract.types import Phase
 from harness.driving.footprint import CONTEXT_MIB
 from harness.driving.place import CPU, Place

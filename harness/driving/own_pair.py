@@ -71,8 +71,13 @@ def draft_facts(target: Path, folder: Path) -> DraftFacts:
         return NO_DRAFT
     shapes = [tensor.shape for name, tensor in one.tensors.items() if name.rpartition("model.")[2] == "fc.weight"]
     names = {name.removeprefix("model.").removesuffix(".weight") for name in one.tensors}
+    rotation = drafted_for.of_text("rope_parameters") or drafted_for.of_text("rope_scaling") or {}
     return DraftFacts(
         target_architecture=drafted_for.architecture,
+        target_rope_type=str(rotation.get("rope_type") or rotation.get("type") or ""),
+        target_window=isinstance(drafted_for.of_text("sliding_window"), int),
+        target_fp8_blocks=bool((drafted_for.config.get("quantization_config") or {}).get("weight_block_size")),
+        target_recurrent=bool(drafted_for.recurrent),
         draft_architecture=one.architecture,
         draft_tie_word_embeddings=one.config.get("tie_word_embeddings") is True,
         norm_before_residual=one.config.get("norm_before_residual") is True,

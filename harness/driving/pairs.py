@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from cases import checkpoints
+from cases import checkpoints, pairs
 from harness.contract.providers import AUTO
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
@@ -52,12 +52,12 @@ def checkpoint_pairs(
 ) -> dict[str, tuple[Path, Path]]:
     """(target, draft) folders for every checkpoint the scenarios name, made on the spot unless it is the user's own.
 
-    On a device or in a dtype that a pair is not for, the pair made for it instead (see cases.checkpoints).
+    On a device or in a dtype that a pair is not for, the pair made for it instead (see cases.pairs).
     """
     asked = {(one.checkpoint, dtype_on(device, one.engine.dtype)) for one in scenarios}
     if own is not None:
         return {name: own.folders for name, _ in asked}
-    named = {(name, checkpoints.on_device(name, device, dtype)) for name, dtype in sorted(asked)}
+    named = {(name, pairs.on_device(name, device, dtype)) for name, dtype in sorted(asked)}
     if twice := next((name for name, count in Counter(name for name, _ in named).items() if count > 1), None):
         raise UsageError(
             f"checkpoint {twice!r} is needed in several dtypes, each with a config of its own\n"

@@ -45,9 +45,9 @@ class EnginePool:
     """Boots, reuses and ends engines, of which one is driven at a time. logs: where the output of each goes, by
     `log_name`.
 
-    copies: fork SGLang's processes from one that has imported it (see harness.engine_side.host.fork_server), but for
-    ranks. ahead: how many engines may boot beside the one that is driven (`expect`). lease: the share of a GPU that
-    every engine takes first; no waiting any more once that had no effect.
+    copies: fork SGLang's processes from one that has imported it (see harness.engine_side.host.fork_server). ahead: how
+    many engines may boot beside the one that is driven (`expect`). lease: the share of a GPU that every engine takes
+    first; no waiting any more once that had no effect.
     preparing, booted: whom to notify that an engine is being started (in words, with its log), and that it answered.
     """
 
@@ -177,8 +177,8 @@ class EnginePool:
         """The launch with the way of starting that is wanted, for both sides of a pair."""
         device = launch.boot.get("device")
         on_cuda = device == "cuda"
-        if not self.copies or device is None or launch.ranks > 1 or (on_cuda and launch.beside is not None):
-            return launch  # ranks get their requests over sockets that the process they would be forked from has open
+        if not self.copies or device is None:
+            return launch
         beside = None if launch.beside is None else self._copied(launch.beside)
         boot = {**launch.boot, "forked": True, "flags": [*launch.boot.get("flags", ()), COPIES]}
         if on_cuda:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from harness.both_sides.wire import Arrays
-from harness.contract.trace import Ragged
+from harness.contract.rows import Ragged
 
 #: What the probe calls the arrays of a plan.
 PREFIX = "read_"

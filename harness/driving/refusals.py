@@ -12,7 +12,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from cases.checkpoints import CHAINED, DRAFT_LAYERS
+from cases.pairs import CHAINED, DRAFT_LAYERS
 from harness.contract.finding_pages import issues
 from harness.contract.requests import CUTTING
 from harness.contract.scenario import Scenario

@@ -17,8 +17,9 @@ from harness.checks.compare import compare_choices, pairs_of
 from harness.checks.evidence import gather
 from harness.checks.numeric import compare_floats
 from harness.contract.align import KEY_INTS, Ints
+from harness.contract.rows import Ragged
 from harness.contract.scenario import Scenario
-from harness.contract.trace import Event, Ragged, Trace
+from harness.contract.trace import Event, Trace
 from harness.contract.types import Key, Kind, Phase
 from reference.routing_ties import Measured, turned_ties, watched
 

@@ -10,7 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from harness.both_sides.wire import Arrays
-from harness.contract.trace import TOP_LOGITS
+from harness.contract.rows import TOP_LOGITS
+
+
+class Misfit(ValueError):
+    """What an engine reported of a batch contradicts that batch, so that nobody can say which rows it is of."""
 
 
 def without_front(array: np.ndarray, requests: int, again: int) -> np.ndarray:
@@ -24,8 +28,11 @@ def without_front(array: np.ndarray, requests: int, again: int) -> np.ndarray:
 def of_rows(found: Arrays, names: Sequence[str], rows: np.ndarray) -> Arrays:
     """Those of these arrays that are there, in these rows; rows that are all there are stay where they are."""
     held = {name: found[name] for name in names if name in found}
-    if len(rows) == len(next(iter(held.values()))):
+    there = len(next(iter(held.values())))
+    if len(rows) == there:
         return held
+    if rows.max() >= there:
+        raise Misfit(f"{there} rows of {' '.join(held)}, and row {rows.max()} is one that counts")
     return {name: array[rows] for name, array in held.items()}
 
 
@@ -112,13 +119,19 @@ def output_rows(phase: str, lens: np.ndarray, keep: np.ndarray, produced: int) -
 
 
 def parents_of(next_token: np.ndarray, next_sibling: np.ndarray, width: int) -> np.ndarray:
-    """Child and sibling links [b·n] -> parent of every node [b, n], -1 for the root and for unlinked nodes."""
+    """Child and sibling links [b·n] -> parent of every node [b, n], -1 for the root and for unlinked nodes.
+
+    Misfit for links that leave the tree, or go round in a circle.
+    """
     children = next_token.reshape(-1, width).tolist()
     siblings = next_sibling.reshape(-1, width).tolist()
     parents = [[-1] * width for _ in children]
     for own, first, further in zip(parents, children, siblings, strict=True):
+        left = width * width  # a node has at most all others for children
         for node, child in enumerate(first):
             while child != -1:
-                own[child] = node
+                if not 0 <= child < width or not left:
+                    raise Misfit(f"children {first} and siblings {further} are no tree of {width} nodes")
+                own[child], left = node, left - 1
                 child = further[child]
     return np.asarray(parents, dtype=np.int64).reshape(-1, width)

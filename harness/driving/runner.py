@@ -6,9 +6,7 @@ It must not judge by itself and must not print; a run that cannot be judged is U
 from __future__ import annotations
 
 import math
-import os
 import platform
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -27,6 +25,7 @@ from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
 from harness.contract.words import counted
 from harness.driving.judging import JudgeQueue, judge_scenario, judge_with, load_oracle, unjudged
+from harness.driving.own_source import git_state, own_version
 from harness.driving.plan import Plan, Setup
 from harness.driving.pool import EnginePool, beginning
 from harness.driving.progress import Booted, Judged, Observer, Preparing, Started, Stepped
@@ -338,25 +337,3 @@ def _manifest(plan: Plan) -> dict[str, Any]:
         **({} if plan.own is None else {"pair": _pair(plan)}),
         "engine": {**setup, "torch": plan.env.torch, "python": str(plan.env.python)},
     }
-
-
-def own_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("eaglecheck")
-    except PackageNotFoundError:
-        return "unknown"
-
-
-def git_state() -> tuple[str, bool | None]:
-    """Head and dirtiness of our own checkout; empty where eaglecheck does not run from one."""
-    git = ["git", "-C", os.path.dirname(os.path.abspath(__file__))]
-    try:
-        head, status = (
-            subprocess.run([*git, *asked], capture_output=True, text=True, timeout=5, check=False)
-            for asked in (("rev-parse", "HEAD"), ("status", "--porcelain"))
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return "", None
-    return ("", None) if head.returncode else (head.stdout.strip(), bool(status.stdout.strip()))

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from harness.contract.align import align
-from harness.contract.trace import LIST_COLUMNS, Event, RoundRecord, Rows, Trace
+from harness.contract.rows import LIST_COLUMNS, Rows
+from harness.contract.trace import Event, RoundRecord, Trace
 
 Found = tuple[int, dict[str, Any]]
 Values = Callable[[Trace, int], np.ndarray]

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
+from harness.contract.rows import Rows
 from harness.contract.scenario import Scenario
-from harness.contract.trace import Rows, Trace
+from harness.contract.trace import Trace
 from harness.contract.types import Phase
 from harness.driving.witness_texts import Meaning, Texts
 from harness.driving.witness_trees import Beam, Growth

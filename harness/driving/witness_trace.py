@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from harness.contract.providers import WITNESS, Witnessed, header_of
+from harness.contract.rows import RowBuilder
 from harness.contract.scenario import Scenario
-from harness.contract.trace import Event, RowBuilder, Trace
+from harness.contract.trace import Event, Trace
 from harness.contract.types import Phase
 from harness.driving.witness import Answer, Witness
 from harness.driving.witness_rows import Expected, Followed

@@ -117,6 +117,7 @@ def _given(launch: Launch, scenario: Scenario, ports: Ports) -> dict[str, Any]:
         "environment": launch.boot["environment"] | ports.environment,
         "arguments": launch.boot["arguments"],
         "optional": launch.boot["optional_arguments"] | ports.arguments,
+        "lease": launch.boot["lease"],
         "replaced": launch.boot if launch.boot["device"] == "cpu" or launch.boot.get("indexer") else None,
         "waves": waves(scenario),
         "prompts": [list(request.input_ids) for request in scenario.requests],

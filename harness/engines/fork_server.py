@@ -45,8 +45,8 @@ def kind_of(launch: Launch) -> str:
 
 
 def can_fork(launch: Launch) -> bool:
-    """Not ranks, whose processes cannot be forked either; not what differs from engine to engine before the imports."""
-    return bool(launch.boot.get("forked")) and launch.ranks == 1 and launch.boot.get("handoff") is None
+    """Not what differs from engine to engine before the imports: where two sides meet."""
+    return bool(launch.boot.get("forked")) and launch.boot.get("handoff") is None
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from harness.both_sides import gpus, leases
 from harness.engines.envs import EngineEnv
-from harness.machines import cards, fit, prebuild, slimming
+from harness.machines import bundle_contents, cards, fit, prebuild
 from harness.machines.cards import Card
 
 #: Runs in the release's environment, so it is not imported here.
@@ -85,8 +85,8 @@ def _card(card: Card) -> Answer:
         f"{card.name}, {card.uuid}, {card.free / 1024:.1f} of {card.memory / 1024:.1f} GiB free, {architecture}, "
         f"driver {card.driver}"
     )
-    if architecture != slimming.CUDA_ARCH:
-        return warn(f"{detail}; bundles are made for {slimming.CUDA_ARCH}")
+    if architecture != bundle_contents.CUDA_ARCH:
+        return warn(f"{detail}; bundles are made for {bundle_contents.CUDA_ARCH}")
     if card.free < FREE_MIB:
         return warn(f"{detail}; an engine wants {FREE_MIB / 1024:.0f} GiB", "nvidia-smi  # shows who holds the memory")
     return ok(detail)
@@ -170,9 +170,9 @@ def _parts(version: str, backends: dict[str, str], *, own_torch: bool, samples: 
 
     Beside a torch that travels, flashinfer only samples, and travels in the releases' own bundle.
     """
-    absent = [name for name, why in backends.items() if why and name in slimming.PARTS]
+    absent = [name for name, why in backends.items() if why and name in bundle_contents.PARTS]
     pack = f"eaglecheck engines pack {version}{' --with-torch' if own_torch else ''}"
     commands = [f"{pack} --with flashinfer --output {version}.bundle"] if own_torch and not samples else []
-    had = [name for name in absent if not (own_torch and slimming.PARTS[name][0] == slimming.FLASHINFER)]
+    had = [name for name in absent if not (own_torch and bundle_contents.PARTS[name][0] == bundle_contents.FLASHINFER)]
     commands += [f"{pack} --part {name} --output {name}.bundle" for name in had]
     return f"{' && '.join(commands)}  # where an index is; then unpack it here" if commands else ""

@@ -16,8 +16,9 @@ from pathlib import Path
 from harness.contract import plain_files
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress
-from harness.machines import bundle
-from harness.machines.bundle import Archive, BundleError, Manifest, Reader, Tree
+from harness.machines import bundle, bundle_files
+from harness.machines.bundle import Archive, BundleError, Manifest, Tree
+from harness.machines.bundle_files import Reader
 
 #: Not worth their bytes, or of one process only.
 LEFT_OUT = (".lock", ".log", ".partial")
@@ -65,7 +66,7 @@ def save(path: Path, *, progress: Progress) -> Manifest:
         archives=(member,),
         home=str(closure.home()),
     )
-    bundle.write(path, manifest, work)
+    bundle_files.write(path, manifest, work)
     shutil.rmtree(work)
     progress(f"{path}: {len(files)} files of compiled kernels, {path.stat().st_size / 2**20:.1f} MiB")
     return manifest

@@ -3,7 +3,7 @@
 What the loader maps stays where it is, byte for byte, but for device images, which are blanked in their place. So no
 offset moves, and nothing is needed beside this file. 64-bit ELF only.
 
-This module must not know which library is worth it (see `harness.machines.slimming`).
+This module must not know which library is worth it (see `harness.machines.bundle_contents`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def is_library(content: bytes) -> bool:
     return content.startswith(ELF)
 
 
-def slim(library: bytes, *, architecture: str, weak: str = "") -> bytes:
+def strip(library: bytes, *, architecture: str, weak: str = "") -> bytes:
     """The library for cards of that architecture ('sm_90') alone.
 
     weak: undefined symbols of these names (as in fnmatch) may stay undefined when the library is loaded; a call of one

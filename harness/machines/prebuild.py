@@ -15,7 +15,7 @@ from pathlib import Path
 
 from harness.engines.closure import EnvError, Progress
 from harness.machines import fit
-from harness.machines.slimming import PREBUILT
+from harness.machines.bundle_contents import PREBUILT
 
 #: As flashinfer 0.6.12 compiles its own kernels at run time for this card.
 FLAGS = (

@@ -22,8 +22,9 @@ from pathlib import Path
 
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress
-from harness.machines import bundle, fit, kernels
-from harness.machines.bundle import Archive, BundleError, Manifest, Reader, Release, Tree
+from harness.machines import bundle_files, fit, kernels
+from harness.machines.bundle import Archive, BundleError, Manifest, Release, Tree
+from harness.machines.bundle_files import Reader
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: Where kernels go that are compiled at first use: one folder for all of them, so that it can be kept and cleared.
@@ -40,11 +41,11 @@ def unpack(*paths: Path, progress: Progress) -> tuple[str, ...]:
     BundleError for a file that is damaged, missing or not for this machine; EnvError where there is no room, or another
     kind of installation in the way.
     """
-    return tuple(version for files in bundle.grouped(paths) for version in _unpack(files, progress))
+    return tuple(version for files in bundle_files.grouped(paths) for version in _unpack(files, progress))
 
 
 def _unpack(files: Sequence[Path], progress: Progress) -> tuple[str, ...]:
-    with bundle.opened(*files) as reader:
+    with bundle_files.opened(*files) as reader:
         manifest = reader.manifest
         fit.check_machine(manifest, progress)
         reader.check_there(_needed(manifest))

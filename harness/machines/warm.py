@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from harness.both_sides import leases
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
@@ -81,6 +82,7 @@ def _started(version: str, *, dtype: Any, topk: int, graphs: bool) -> contextlib
         target=pair.target,
         draft=pair.draft,
         device="cuda",
+        lease=leases.request(),
         probe=False,
     )
     folder = closure.home() / "logs" / f"warm-{version}-{dtype}"

@@ -20,9 +20,9 @@ from packaging.version import Version
 from harness.contract import plain_files
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress
-from harness.machines import libraries, slimming
-from harness.machines.bundle import Slimmed, Wheel
-from harness.machines.slimming import Rule
+from harness.machines import bundle_contents, libraries
+from harness.machines.bundle import LeftOut, Wheel
+from harness.machines.bundle_contents import Rule
 
 #: glibc versions that a manylinux tag may name; pip matches a platform exactly, so each is offered.
 GLIBC_MINOR = (39, 35, 34, 31, 28, 27, 26, 24, 18, 17, 12, 5)
@@ -35,7 +35,7 @@ class Files:
 
     content: dict[str, bytes] = field(default_factory=dict)
     wheels: list[Wheel] = field(default_factory=list)
-    slimmed: list[Slimmed] = field(default_factory=list)
+    slimmed: list[LeftOut] = field(default_factory=list)
 
 
 def fetch(wanted: dict[str, str], *, python: str, folder: Path, lock: int, progress: Progress) -> dict[str, Path]:
@@ -105,10 +105,10 @@ def requirements(path: Path, *, python: str) -> dict[str, Requirement]:
 def add_wheel(files: Files, path: Path, rules: Sequence[Rule], *, part: str = "") -> None:
     """Put a wheel's importable files in, less what the rules leave out; each rule's share is counted.
 
-    Libraries are slimmed where the table says so. part: put in only what the rules left out for that part.
+    Libraries are stripped where the table says so. part: put in only what the rules left out for that part.
     """
     name, version, _, _ = parse_wheel_filename(path.name)
-    library = slimming.LIBRARIES.get(name)
+    library = bundle_contents.LIBRARIES.get(name)
     less: dict[tuple[str, str], list[int]] = {(rule.pattern, rule.reason): [] for rule in rules}
     with zipfile.ZipFile(path) as wheel:
         for member in wheel.infolist():
@@ -118,16 +118,16 @@ def add_wheel(files: Files, path: Path, rules: Sequence[Rule], *, part: str = ""
             rule = next((rule for rule in rules if fnmatch.fnmatch(place, rule.pattern)), None)
             rule = None if rule is not None and rule.kept else rule
             if (rule is None) if not part else (rule is not None and rule.part == part):
-                content = slim = wheel.read(member)
+                content = stripped = wheel.read(member)
                 if library is not None and libraries.is_library(content):
-                    slim = libraries.slim(content, architecture=slimming.CUDA_ARCH, weak=library.weak)
-                    blank = slim.count(0) - content.count(0) + len(content) - len(slim)
+                    stripped = libraries.strip(content, architecture=bundle_contents.CUDA_ARCH, weak=library.weak)
+                    blank = stripped.count(0) - content.count(0) + len(content) - len(stripped)
                     less.setdefault(("*.so*", library.reason), []).append(blank)
-                files.content[place] = slim
+                files.content[place] = stripped
             elif rule is not None and not part:
                 less[rule.pattern, rule.reason].append(member.file_size)
     files.slimmed += [
-        Slimmed(pattern=pattern, reason=reason, files=len(sizes), size=sum(sizes))
+        LeftOut(pattern=pattern, reason=reason, files=len(sizes), size=sum(sizes))
         for (pattern, reason), sizes in less.items()
         if sizes
     ]

@@ -99,8 +99,8 @@ class Cell:
 
 
 def _boot_seconds(engine: EngineConfig) -> float:
-    """Ranks are never forked, and pairs not on a card."""
-    return BOOTED if engine.tp_size > 1 or engine.disaggregation else FORKED
+    """DP ranks of some releases are not forked, nor a pair's hosts."""
+    return BOOTED if engine.dp_size > 1 or engine.disaggregation else FORKED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

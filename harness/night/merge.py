@@ -18,7 +18,10 @@ from harness.night.records import CellResult, Night, NightPlan, unaccounted
 from harness.night.store import Kept, begin, disk, finish, new_id, nights
 
 #: What shards of one night have in common.
-SHARED = ("device", "revert", "seed", "seconds", "scenarios", "repeats", "planned", "costs", "eaglecheck", "git_head")
+SHARED = (
+    *("device", "revert", "seed", "seconds", "scenarios", "repeats", "planned", "costs"),
+    *("eaglecheck", "git_head", "source"),
+)
 
 
 def merge(shards: Sequence[Kept], *, root: Path, now: str) -> tuple[Path, Night]:

@@ -101,9 +101,10 @@ class CellResult(_Strict):
 class NightPlan(_Strict):
     """What a night, or one shard of it, sets out to do. planned: cell keys of the whole night, in order.
 
-    costs: about how many seconds each of them takes; empty in a night of an earlier version. not_planned: what was
-    asked for and cannot be had, and why. seconds, scenarios: limits of each family's generated scenarios. shard:
-    (number, of how many). shards: ids of those that a whole night was put together from; empty where it ran in one.
+    costs: about how many seconds each of them takes. not_planned: what was asked for and cannot be had, and why.
+    seconds, scenarios: limits of each family's generated scenarios. shard: (number, of how many). source: digest of our
+    own files; it and costs are empty in a night of an earlier version. shards: ids of those that a whole night was put
+    together from; empty where it ran in one.
     """
 
     schema_version: Literal[1] = SCHEMA
@@ -121,6 +122,7 @@ class NightPlan(_Strict):
     not_planned: tuple[str, ...] = ()
     eaglecheck: str
     git_head: str
+    source: str = ""
     host: str
     shards: tuple[str, ...] = ()
 

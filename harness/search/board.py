@@ -32,7 +32,7 @@ class Line:
     @property
     def stands(self) -> str:
         """killed, equivalent, not executed, survived, unknown, error or not run."""
-        if self.fate.end is End.SURVIVED and self.explained is not None and self.explained.kind != "open":
+        if self.fate.goes_on and self.explained is not None and self.explained.kind != "open":
             return self.explained.kind
         return str(self.fate.end).lower()
 
@@ -65,7 +65,7 @@ class Board:
         """FAIL while a survivor is not explained. UNKNOWN where nothing was killed, or something failed over one."""
         if any(line.stands == OPEN and line.explained is None for line in self.lines):
             return Outcome.FAIL
-        left = len(self.lines) < len(self.campaign.mutants)
+        left = len(self.lines) < len(self.campaign.mutants) or "killed" not in self.counts
         return Outcome.UNKNOWN if left or {"error", "not run", "unknown"} & set(self.counts) else Outcome.PASS
 
     def beside(self) -> dict[str, int]:

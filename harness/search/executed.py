@@ -9,7 +9,6 @@ import hashlib
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -103,18 +102,6 @@ class Followed(BaseModel):
             for file, lines in ran.items()
         }
         return Followed(sounds=tuple(one.sound for one in followed), ran=outside, captured=captured)
-
-
-def keep_followed(path: Path, one: One) -> None:
-    """One write, so that whoever is ended keeps whole lines."""
-    with path.open("a") as file:
-        file.write(one.model_dump_json() + "\n")
-
-
-def read_followed(path: Path) -> list[One]:
-    """Those that were kept whole."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [One.model_validate_json(line) for line in lines if line.endswith("\n")]
 
 
 def with_boot(launch: Launch, *, patience: float = 1.0, **asked: Any) -> Launch:

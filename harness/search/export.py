@@ -9,12 +9,12 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cases import checkpoints, recipes
+from cases import pairs, recipes
 from harness.both_sides import plugin_algorithm
 from harness.checks.describe import describe
 from harness.checks.evidence import tabulate
@@ -26,11 +26,12 @@ from harness.contract.requests import RequestSpec
 from harness.contract.trace import Trace
 from harness.contract.types import Kind, Phase
 from harness.contract.usage import UsageError
-from harness.driving.drive import sampling_of
 from harness.driving.results import ScenarioResult
+from harness.driving.sampling_params import sampling_of
 from harness.engines.launch import CORES, dtype_on
 from harness.engines.process import Launch
-from harness.search import carried
+from harness.search import vendored
+from harness.search.reachable import PREFIX, reachable
 from reports.blame import as_served, flags
 from reports.blame import where as where_made
 from reports.findings import around_of, roots_of
@@ -98,11 +99,10 @@ def exported(one: ScenarioResult, launch: Launch, *, name: str, form: str) -> st
     else:  # it did not boot, and is known for it
         signature, error = refused[0], refused[0].rpartition("Error: ")[2].splitlines()[0]
         what, show = f"the engine does not start: {error}", {"kind": "end", "error": _words(error), "site": ""}
-    rows = carried.rows(launch.boot, sampled=any(not each.greedy for each in one.scenario.requests))
-    row = carried.row_of(launch.boot)
+    rows = vendored.rows(launch.boot, sampled=any(not each.greedy for each in one.scenario.requests))
+    row = vendored.row_of(launch.boot)
     dtype = dtype_on(device, one.scenario.engine.dtype)
-    recipe = checkpoints.RECIPES[checkpoints.on_device(one.scenario.checkpoint, device, dtype)]
-    make = checkpoints.KINDS[type(recipe)]
+    recipe = pairs.RECIPES[pairs.on_device(one.scenario.checkpoint, device, dtype)]
     sides = [launch] if launch.beside is None else [launch, launch.beside]
     given = {
         "device": device,
@@ -126,7 +126,8 @@ def exported(one: ScenarioResult, launch: Launch, *, name: str, form: str) -> st
         "NEEDS": CPU_SAYS * (device == "cpu") + MOVED_SAYS * (len(sides) > 1),
         "GIVEN": _lines(given),
         "SOURCES": _sources(recipe, rows, moved=len(sides) > 1, plugin=bool(one.scenario.spec.plugin)),
-        "RECIPE": f'"{_short(inspect.getmodule(make) or recipes)}", "{make.__name__}", {repr(recipe)!r}',
+        "RECIPE": ", ".join((*map(json.dumps, (*_maker(recipe), _home(type(recipe)))), repr(repr(recipe)))),
+        "STIR": '    made = load("stirred").stirred(noise, made)\n' * (recipe.name in pairs.STIRRED),
         "END": ENDINGS[form],
     }
     return re.sub(r"@([A-Z]+)@", lambda found: parts[found[1]], TEMPLATE.read_text(encoding="utf-8"))
@@ -279,15 +280,30 @@ def _corrected(
 
 def _sources(recipe: recipes.Recipe, rows: Sequence[Mapping[str, Any]], *, moved: bool, plugin: bool) -> str:
     """The modules that a file brings along, as {name: source}, in the order in which they need one another."""
-    weights = _needs(inspect.getmodule(checkpoints.KINDS[type(recipe)]) or recipes)
-    modules = {_short(one): _alone(one) for one in weights}
+    kind = type(recipe)
+    roots = [_maker(recipe), (_home(kind), kind.__name__), ("recipes", "Noise")]
+    if recipe.name in pairs.STIRRED:
+        roots.append(("stirred", "stirred"))
+    needed = {one.__name__: one for module, _ in roots for one in _needs(importlib.import_module(f"cases.{module}"))}
+    modules = reachable({_short(one): _alone(one) for one in needed.values()}, roots)
     if patches := [patch for row in rows for patch in row["patches"]]:
-        modules |= carried.cpu_modules(patches)
+        modules |= vendored.cpu_modules(patches)
     if moved:
-        modules |= carried.moved_modules()
+        modules |= vendored.moved_modules()
     if plugin:
         modules["plugin_algorithm"] = inspect.getsource(plugin_algorithm)
     return "\n".join(f"SOURCES[{name!r}] = r'''\n{source}'''" for name, source in modules.items())
+
+
+def _maker(recipe: recipes.Recipe) -> tuple[str, str]:
+    """Module and name of the function that makes its pair."""
+    make = pairs.KINDS[type(recipe)]
+    return _home(make), make.__name__
+
+
+def _home(one: Callable[..., Any]) -> str:
+    """Its module, as a file calls it."""
+    return one.__module__.rpartition(".")[2]
 
 
 def _short(module: ModuleType) -> str:
@@ -299,10 +315,10 @@ def _needs(module: ModuleType) -> list[ModuleType]:
     seen: dict[str, ModuleType] = {}
 
     def visit(one: ModuleType) -> None:
-        for name in re.findall(r"^from cases(?:\.(\w+))? import (\w+)", inspect.getsource(one), flags=re.MULTILINE):
-            other = importlib.import_module(f"cases.{name[0] or name[1]}")
-            if other.__name__ not in seen:
-                visit(other)
+        for name in re.findall(r"^from cases(?:\.(\w+))? import (\w+(?:, \w+)*)", inspect.getsource(one), re.MULTILINE):
+            for other in [name[0]] if name[0] else name[1].split(", "):
+                if f"cases.{other}" not in seen:
+                    visit(importlib.import_module(f"cases.{other}"))
         seen.setdefault(one.__name__, one)
 
     visit(module)
@@ -312,5 +328,10 @@ def _needs(module: ModuleType) -> list[ModuleType]:
 def _alone(module: ModuleType) -> str:
     """Its source, importing from what stands beside it in the file."""
     source = inspect.getsource(module)
-    source = re.sub(r"^from cases import (\w+)$", r"import repro_\1 as \1", source, flags=re.MULTILINE)
+    whole = r"^from cases import (\w+(?:, \w+)*)$"
+    source = re.sub(whole, lambda found: "\n".join(map(_imported, found[1].split(", "))), source, flags=re.MULTILINE)
     return re.sub(r"^from cases\.(\w+) import", r"from repro_\1 import", source, flags=re.MULTILINE)
+
+
+def _imported(name: str) -> str:
+    return f"import {PREFIX}{name} as {name}"

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from enum import StrEnum
+from os import SEEK_END
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
@@ -21,6 +23,7 @@ PLAN, SOUND, FATES = "plan.json", "sound.jsonl", "fates.jsonl"
 EXPLAINED = Path(__file__).with_name("survivors.toml")
 
 Count = Annotated[int, Field(ge=0)]
+Record = TypeVar("Record", bound=BaseModel)
 
 
 class End(StrEnum):
@@ -210,21 +213,31 @@ def read_plan(folder: Path) -> Campaign:
 
 
 def read_fates(folders: Iterable[Path]) -> dict[str, Fate]:
-    """mutant -> what became of it; the last line counts where it was asked twice, and a torn last line does not."""
-    found: dict[str, Fate] = {}
-    for folder in folders:
-        path = folder / FATES
-        for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
-            if line.endswith("\n"):
-                fate = Fate.model_validate_json(line)
-                found[fate.id] = fate
-    return found
+    """mutant -> what became of it; the last line counts where it was asked twice."""
+    return {fate.id: fate for folder in folders for fate in read_lines(folder / FATES, Fate)}
 
 
 def append(folder: Path, fate: Fate) -> None:
-    """One write, so that a campaign that is ended keeps whole lines."""
-    with (folder / FATES).open("a") as file:
-        file.write(fate.model_dump_json() + "\n")
+    """What became of a mutant, for `read_fates`."""
+    add_line(folder / FATES, fate)
+
+
+def read_lines(path: Path, kind: type[Record]) -> list[Record]:
+    """One record a line. One that is torn, or of another version, is as if it were not there: it is done again."""
+    found = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValidationError):
+            found.append(kind.model_validate_json(line))
+    return found
+
+
+def add_line(path: Path, record: BaseModel) -> None:
+    """One write, so that whoever is ended keeps whole lines; behind a torn one it begins anew."""
+    with path.open("ab+") as file:
+        size = file.seek(0, SEEK_END)
+        file.seek(max(0, size - 1))
+        torn = file.read(1) not in (b"", b"\n")
+        file.write((b"\n" if torn else b"") + record.model_dump_json().encode() + b"\n")
 
 
 def shares(mutants: Sequence[Asked], shard: tuple[int, int]) -> list[Asked]:

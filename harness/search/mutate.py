@@ -49,6 +49,7 @@ class Hunt:
     #: the mutant that may have left something behind in the engine, and the boot configuration of that engine
     _left_by: str = ""
     _boot: str = ""
+    #: whether a scenario that was not followed passes without a mutant, by its id
     _clean: dict[str, bool] = field(default_factory=dict)
 
     def ask(self, tasks: Sequence[Task]) -> list[Fate]:
@@ -73,6 +74,9 @@ class Hunt:
             self._ask_in(scenario, found[half:])
 
     def _run(self, found: _Found, scenario: Scenario) -> None:
+        found.asked.append(label(scenario))
+        if self._clean.get(scenario.id) is False:
+            return
         start, boots = time.monotonic(), self.engines.boots
         assume(self.engines, scenario)
         files = self._written(found.mutants)
@@ -81,7 +85,6 @@ class Hunt:
         finally:
             for file in files.values():
                 file.unlink()
-        found.asked.append(label(scenario))
         found.boots += self.engines.boots - boots
         found.seconds += time.monotonic() - start
 
@@ -103,6 +106,9 @@ class Hunt:
                 functions = engine.swap(files)
             except EngineError as error:
                 self.engines.close()
+                if not found.captured and self._sound_of(scenario) is None:
+                    self._clean[scenario.id] = False
+                    return None  # what nobody followed, and no engine boots for here, says nothing of a mutant
                 return found.not_booted(scenario, error)
             if not functions:
                 return found.say(End.ERROR, scenario, why="no function of the engine is of the changed line")
@@ -122,7 +128,7 @@ class Hunt:
         return found.refused(scenario, "a new engine would not flush its caches")
 
     def _judge(self, found: _Found, scenario: Scenario, trace: Trace) -> None:
-        sound = next((one for one in self.sounds if one.scenario.id == scenario.id), None)
+        sound = self._sound_of(scenario)
         same = sound is not None and digest(trace) == sound.rows
         self._left_by = self._left_by if same else found.name
         try:
@@ -178,6 +184,9 @@ class Hunt:
             outcome = self.engines.judge(scenario, trace, release=self.release, revert=None)
             self._clean[scenario.id] = outcome.passed
         return self._clean[scenario.id]
+
+    def _sound_of(self, scenario: Scenario) -> Sound | None:
+        return next((one for one in self.sounds if one.scenario.id == scenario.id), None)
 
     def _of(self, scenario: Scenario) -> list[Sound]:
         """What was followed of its boot configuration."""

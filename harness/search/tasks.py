@@ -147,14 +147,15 @@ def rounds(
 def _a_family(ran: Sequence[Sound]) -> dict[str, list[Sound]]:
     """boot -> scenarios that execute the line: of each family the boots that do first.
 
-    Of each size of pages, chains and trees apart, those that draft more than two steps too (beams are chosen among
-    beams from the third on), and with and without overlap scheduling.
+    Of each size of pages and of the pool (a small one runs out, and evicts), chains and trees apart, those that draft
+    more than two steps too (beams are chosen among beams from the third on), and with and without overlap scheduling.
     """
     boots: dict[tuple[object, ...], str] = {}
     keyed = [(one.scenario.boot_key(), one) for one in ran]
     for boot, one in keyed:
         spec, engine = one.scenario.spec, one.scenario.engine
-        boots.setdefault((one.family, one.kind, engine.page_size, spec.eagle_topk > 1, spec.num_steps > 2), boot)
+        slots = (engine.page_size, engine.max_total_tokens)
+        boots.setdefault((one.family, one.kind, *slots, spec.eagle_topk > 1, spec.num_steps > 2), boot)
     return {boot: [one for key, one in keyed if key == boot] for boot in dict.fromkeys(boots.values())}
 
 

@@ -129,12 +129,7 @@ def render_board(console: Console, board: Board) -> None:
         say(console, f"not used, since it does not pass without a mutant: {what}", style="yellow")
     for name, counts in (*board.by(lambda one: one.file).items(), *board.by(lambda one: one.operator).items()):
         say(console, f"  {name:<60} {_each(counts)}")
-    say(console, f"of {counted(len(board.faults), 'mutant')} that are not equivalent, seen over the same runs by")
-    ended, faults = sum(line.fate.ended for line in board.faults), len(board.faults)
-    say(console, f"  {'':<28} all {faults:>4}    the {faults - ended} that leave the engine alive")
-    for name, seen in board.beside().items():
-        alive = f"{seen - ended:>4} {percent(seen - ended, faults - ended, 1):>7}" if seen >= ended else ""
-        say(console, f"  {name:<28} {seen:>4} {percent(seen, faults, 1):>7}    {alive}")
+    _who(console, board)
     for line in board.lines:
         if line.explained is not None and line.stands == "killed":
             say(console, f"explained as a survivor, and killed: {line.mutant.id}: {line.explained.why}", style="yellow")
@@ -145,8 +140,23 @@ def render_board(console: Console, board: Board) -> None:
         say(console, f"  {line.mutant.function}: {line.mutant.what}")
     middle, mean = board.seconds
     asked = f"{len(board.lines)} of {counted(len(campaign.mutants), 'mutant')} asked"
-    took = f"{middle:.0f} s a mutant (median; mean {mean:.0f})"
-    say(console, f"verdict {board.outcome}: {asked}, {_each(board.counts)}; {took}", style=STYLE[board.outcome])
+    took = f", {_each(board.counts)}; {middle:.0f} s a mutant (median; mean {mean:.0f})" if board.lines else ""
+    if not campaign.mutants:
+        asked = "no line ran that could be written wrong"
+    say(console, f"verdict {board.outcome}: {asked}{took}", style=STYLE[board.outcome])
+
+
+def _who(console: Console, board: Board) -> None:
+    """Who would have seen how many; apart from the engines that ended, which everybody sees, where any went on."""
+    faults, ended = len(board.faults), sum(line.fate.ended for line in board.faults)
+    if not faults:
+        return
+    apart = faults - ended
+    say(console, f"seen over the same runs, of {counted(faults, 'mutant')} not equivalent, by")
+    say(console, f"  {'':<28} all {faults:>4}" + (f"    engine alive {apart:>4}" if apart else ""))
+    for name, seen in board.beside().items():
+        more = f"    {seen - ended:>9} {percent(seen - ended, apart, 1):>7}" if apart else ""
+        say(console, f"  {name:<28} {seen:>4} {percent(seen, faults, 1):>7}{more}")
 
 
 def _each(counts: Counter[str]) -> str:

@@ -509,7 +509,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
-
 import numpy as np
 
 Weights = dict[str, np.ndarray]
@@ -591,13 +590,6 @@ class Qwen3Recipe(Eagle3Recipe):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3EagleRecipe(Qwen3Recipe):
-    """The same kind of target with an EAGLE-1 head, which is the target's first layer and has no width of its own."""
-
-    algorithm: ClassVar[str] = "EAGLE"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MtpRecipe(Recipe):
     """A MiMo-V2 style target with MTP layers (see cases.mtp_weights)."""
 
@@ -606,13 +598,6 @@ class MtpRecipe(Recipe):
     draft_layers: ClassVar[int] = 4
 
     hidden_gain: float = 0.1  # every MTP layer gets it through a norm, and all of them must agree often enough
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FiveLayersRecipe(MtpRecipe):
-    """The same with a fifth layer."""
-
-    draft_layers: ClassVar[int] = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -631,78 +616,6 @@ class StepRecipe(MtpRecipe):
     hidden_gain: float = 0.07  # a layer gets what the layers before it did not agree about, too
     norm_spread: float = 0.1
     head_gain: float = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FiveStepLayersRecipe(StepRecipe):
-    """The same with a fifth layer."""
-
-    draft_layers: ClassVar[int] = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentRecipe(Recipe):
-    """A DeepSeek-V3 style pair: latent attention, and a NextN layer with experts (see cases.mla_weights).
-
-    q_rank, kv_rank: widths of the latents. nope, rotated, value: widths of a head's key without and with position, and
-    of its value. stretch: how many times the first context the rotation covers. experts: all of them are chosen for
-    every row, so that no near tie decides what a row is.
-    expert_gain: what the routed experts add, which the target's first layer has nothing of.
-    """
-
-    target_architecture: ClassVar[str] = "DeepseekV3ForCausalLM"
-    target_type: ClassVar[str] = "deepseek_v3"
-
-    q_rank: int = 48
-    kv_rank: int = 32
-    nope: int = 32
-    rotated: int = 16
-    value: int = 32
-    stretch: int = 4
-    experts: int = 2
-    scaling: float = 1.5
-    expert_gain: float = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableRecipe(Recipe):
-    """A pair whose next token depends on the position alone (see cases.table_weights).
-
-    flatter: the draft's logits are the target's times this.
-    """
-
-    vocab: int = 32
-    layers: int = 2
-    flatter: float = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedRecipe(Recipe):
-    """A byte-level Llama that was trained, with the EAGLE-1 head that was trained for it (see cases.trained_weights).
-
-    Its fields say what lies there; no seed and no gain decides a byte of it. head: the folder of its draft.
-    """
-
-    head: ClassVar[str] = "eagle1"
-
-    seed: int = 0
-    vocab: int = 320
-    hidden: int = 256
-    intermediate: int = 640
-    layers: int = 5
-    head_dim: int = 64
-    max_position: int = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedEagle3Recipe(TrainedRecipe):
-    """The same target with its EAGLE-3 head."""
-
-    algorithm: ClassVar[str] = "EAGLE3"
-    head: ClassVar[str] = "eagle3"
-
-    aux_layers: tuple[int, ...] = (0, 2, 3)
-    draft_vocab: int = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -740,35 +653,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-
 import numpy as np
-
-from repro_recipes import Noise, Pair, Qwen3Recipe, Recipe, StepRecipe, Weights
+from repro_recipes import Noise, Qwen3Recipe, Recipe, StepRecipe, Weights
 
 #: Norms of a target's first layer that an EAGLE-1 head has none of.
 ABSENT = ("input_layernorm.weight", "q_norm.weight", "k_norm.weight")
-
-
-def pair(noise: Noise, recipe: Recipe) -> Pair:
-    """A Llama with an EAGLE-1 head."""
-    made = target(noise, recipe)
-    return Pair(
-        target=made,
-        target_config=config(recipe, layers=recipe.layers),
-        draft=head(noise, recipe, made),
-        draft_config=config(recipe, layers=1, architecture="LlamaForCausalLMEagle"),
-    )
-
-
-def qwen3_pair(noise: Noise, recipe: Qwen3Recipe) -> Pair:
-    """A Qwen3 with an EAGLE-1 head."""
-    made = qwen3_target(noise, recipe)
-    return Pair(
-        target=made,
-        target_config=config(recipe, layers=recipe.layers),
-        draft=head(noise, recipe, norms_folded(recipe, made)),
-        draft_config=config(recipe, layers=1, architecture="LlamaForCausalLMEagle"),
-    )
 
 
 def _layer(noise: Noise, recipe: Recipe, *, gain: float) -> Weights:
@@ -803,11 +692,6 @@ def target(noise: Noise, recipe: Recipe, *, own: Callable[[float], Weights] = la
         layer |= own(gain)
         weights |= {f"model.layers.{index}.{name}": value for name, value in layer.items()}
     return weights
-
-
-def uneven(noise: Noise, hidden: int) -> np.ndarray:
-    """A norm's weight [h] around one: with ones alone, normed and un-normed states would look alike."""
-    return np.abs(np.float32(1.0) + noise.draw(hidden, std=0.25))
 
 
 def qwen3_target(noise: Noise, recipe: Qwen3Recipe) -> Weights:
@@ -914,19 +798,11 @@ lm_head. No matrix product takes part. This module must not write files.
 from __future__ import annotations
 
 from typing import Any
-
 import numpy as np
-
 import repro_llama_weights as llama_weights
 from repro_recipes import Eagle3Recipe, Noise, NormedRecipe, Pair, Qwen3Recipe, Weights
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
-
-
-def pair(noise: Noise, recipe: Eagle3Recipe) -> Pair:
-    """A Llama with an EAGLE-3 head."""
-    made = llama_weights.target(noise, recipe)
-    return _paired(noise, recipe, made, first=made)
 
 
 def qwen3_pair(noise: Noise, recipe: Qwen3Recipe) -> Pair:

@@ -508,7 +508,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
-
 import numpy as np
 
 Weights = dict[str, np.ndarray]
@@ -546,57 +545,6 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3Recipe(Recipe):
-    """A pair with an EAGLE-3 head. Its target is deeper, since features come from layers of their own.
-
-    aux_layers: ids as the config names them, None for the default three. draft_vocab: tokens it can propose.
-    """
-
-    algorithm: ClassVar[str] = "EAGLE3"
-
-    layers: int = 8
-    upper_gain: float = 0.05  # seven upper layers disagree as much as the two of the other pairs
-    aux_layers: tuple[int, ...] | None = None
-    draft_hidden: int = 64
-    draft_vocab: int = 432
-    self_score: float = 14.0  # how sure the copying heads are of their own row: e^14 against a hundred others
-    state_rms: float = 2.8  # what the layer's output is in size; fc matches it
-    state_gain: float = 0.1  # share of the state that is left after the copying heads took it away
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NormedRecipe(Eagle3Recipe):
-    """As heads whose config says norm_before_residual: the layer's residual starts at the normed state.
-
-    Then the state is of size one wherever it goes, whatever the layer's output is in size.
-    """
-
-    state_rms: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3Recipe(Eagle3Recipe):
-    """A pair whose target can run under DP attention: a Qwen3, which is a Llama with normed query and key heads.
-
-    norm_spread: how far the weights of those norms lie from their mean, relative to it. head_dim: the target's width,
-    which lets a projection keep a row's length.
-    """
-
-    target_architecture: ClassVar[str] = "Qwen3ForCausalLM"
-    target_type: ClassVar[str] = "qwen3"
-
-    head_dim: int = 64
-    norm_spread: float = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3EagleRecipe(Qwen3Recipe):
-    """The same kind of target with an EAGLE-1 head, which is the target's first layer and has no width of its own."""
-
-    algorithm: ClassVar[str] = "EAGLE"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MtpRecipe(Recipe):
     """A MiMo-V2 style target with MTP layers (see cases.mtp_weights)."""
 
@@ -605,103 +553,6 @@ class MtpRecipe(Recipe):
     draft_layers: ClassVar[int] = 4
 
     hidden_gain: float = 0.1  # every MTP layer gets it through a norm, and all of them must agree often enough
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FiveLayersRecipe(MtpRecipe):
-    """The same with a fifth layer."""
-
-    draft_layers: ClassVar[int] = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecipe(MtpRecipe):
-    """A Step-3.5 style target with MTP layers that read each other's output (see cases.step_weights).
-
-    norm_spread: how far the weights of head norms lie from their mean, relative to it. head_gain: how far an MTP
-    layer's head lies from the target's.
-    """
-
-    target_architecture: ClassVar[str] = "Step3p5ForCausalLM"
-    target_type: ClassVar[str] = "step3p5"
-
-    layers: int = 45
-    upper_gain: float = 0.015  # forty-four upper layers disagree as much as the two of the other pairs
-    hidden_gain: float = 0.07  # a layer gets what the layers before it did not agree about, too
-    norm_spread: float = 0.1
-    head_gain: float = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FiveStepLayersRecipe(StepRecipe):
-    """The same with a fifth layer."""
-
-    draft_layers: ClassVar[int] = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentRecipe(Recipe):
-    """A DeepSeek-V3 style pair: latent attention, and a NextN layer with experts (see cases.mla_weights).
-
-    q_rank, kv_rank: widths of the latents. nope, rotated, value: widths of a head's key without and with position, and
-    of its value. stretch: how many times the first context the rotation covers. experts: all of them are chosen for
-    every row, so that no near tie decides what a row is.
-    expert_gain: what the routed experts add, which the target's first layer has nothing of.
-    """
-
-    target_architecture: ClassVar[str] = "DeepseekV3ForCausalLM"
-    target_type: ClassVar[str] = "deepseek_v3"
-
-    q_rank: int = 48
-    kv_rank: int = 32
-    nope: int = 32
-    rotated: int = 16
-    value: int = 32
-    stretch: int = 4
-    experts: int = 2
-    scaling: float = 1.5
-    expert_gain: float = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableRecipe(Recipe):
-    """A pair whose next token depends on the position alone (see cases.table_weights).
-
-    flatter: the draft's logits are the target's times this.
-    """
-
-    vocab: int = 32
-    layers: int = 2
-    flatter: float = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedRecipe(Recipe):
-    """A byte-level Llama that was trained, with the EAGLE-1 head that was trained for it (see cases.trained_weights).
-
-    Its fields say what lies there; no seed and no gain decides a byte of it. head: the folder of its draft.
-    """
-
-    head: ClassVar[str] = "eagle1"
-
-    seed: int = 0
-    vocab: int = 320
-    hidden: int = 256
-    intermediate: int = 640
-    layers: int = 5
-    head_dim: int = 64
-    max_position: int = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedEagle3Recipe(TrainedRecipe):
-    """The same target with its EAGLE-3 head."""
-
-    algorithm: ClassVar[str] = "EAGLE3"
-    head: ClassVar[str] = "eagle3"
-
-    aux_layers: tuple[int, ...] = (0, 2, 3)
-    draft_vocab: int = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -739,35 +590,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-
 import numpy as np
-
-from repro_recipes import Noise, Pair, Qwen3Recipe, Recipe, StepRecipe, Weights
-
-#: Norms of a target's first layer that an EAGLE-1 head has none of.
-ABSENT = ("input_layernorm.weight", "q_norm.weight", "k_norm.weight")
-
-
-def pair(noise: Noise, recipe: Recipe) -> Pair:
-    """A Llama with an EAGLE-1 head."""
-    made = target(noise, recipe)
-    return Pair(
-        target=made,
-        target_config=config(recipe, layers=recipe.layers),
-        draft=head(noise, recipe, made),
-        draft_config=config(recipe, layers=1, architecture="LlamaForCausalLMEagle"),
-    )
-
-
-def qwen3_pair(noise: Noise, recipe: Qwen3Recipe) -> Pair:
-    """A Qwen3 with an EAGLE-1 head."""
-    made = qwen3_target(noise, recipe)
-    return Pair(
-        target=made,
-        target_config=config(recipe, layers=recipe.layers),
-        draft=head(noise, recipe, norms_folded(recipe, made)),
-        draft_config=config(recipe, layers=1, architecture="LlamaForCausalLMEagle"),
-    )
+from repro_recipes import Noise, Recipe, Weights
 
 
 def _layer(noise: Noise, recipe: Recipe, *, gain: float) -> Weights:
@@ -809,73 +633,6 @@ def uneven(noise: Noise, hidden: int) -> np.ndarray:
     return np.abs(np.float32(1.0) + noise.draw(hidden, std=0.25))
 
 
-def qwen3_target(noise: Noise, recipe: Qwen3Recipe) -> Weights:
-    return target(noise, recipe, own=lambda _gain: _turning(noise, recipe) | head_norms(noise, recipe))
-
-
-def _turning(noise: Noise, recipe: Qwen3Recipe) -> Weights:
-    """Query and key projections that turn a row and keep its length, each head in its own way.
-
-    So the head norms divide by the same number in every row, and a draft without such norms can agree with the target.
-    Rows of a Hadamard matrix in another order, and signs: no matrix product takes part.
-    """
-    if recipe.head_dim != recipe.hidden or recipe.hidden & (recipe.hidden - 1):
-        raise ValueError(f"{recipe.name}: head_dim must equal hidden, a power of two; not {recipe.head_dim}")
-    square = np.ones((1, 1), dtype=np.float32)
-    while len(square) < recipe.hidden:
-        square = np.block([[square, square], [square, -square]])
-    size = np.float32((recipe.score_std / recipe.hidden) ** 0.5)
-
-    def head() -> np.ndarray:
-        order = np.argsort(noise.draw(recipe.hidden, std=1.0), kind="stable")
-        turned: np.ndarray = square[order] * np.sign(noise.draw(recipe.hidden, std=1.0)) * size
-        return turned
-
-    return {
-        "self_attn.q_proj.weight": np.concatenate([head() for _ in range(recipe.heads)]),
-        "self_attn.k_proj.weight": np.concatenate([head() for _ in range(recipe.kv_heads)]),
-    }
-
-
-def head_norms(noise: Noise, recipe: Qwen3Recipe | StepRecipe) -> Weights:
-    """Norms that leave queries and keys as large as the projections made them, so that scores stay sharp."""
-    size = np.float32(recipe.score_std**0.5)
-    return {
-        f"self_attn.{name}.weight": size * (1 + noise.draw(recipe.head_dim, std=recipe.norm_spread))
-        for name in ("q_norm", "k_norm")
-    }
-
-
-def norms_folded(recipe: Qwen3Recipe, target: Weights) -> Weights:
-    """The target with the first layer's head norms in its projections, for a draft layer that has no norms there."""
-    folded = dict(target)
-    for name, heads in (("q", recipe.heads), ("k", recipe.kv_heads)):
-        prefix = f"model.layers.0.self_attn.{name}"
-        weight = target[f"{prefix}_norm.weight"] / np.float32(recipe.score_std**0.5)
-        folded[f"{prefix}_proj.weight"] = target[f"{prefix}_proj.weight"] * np.tile(weight, heads)[:, None]
-    return folded
-
-
-def head(noise: Noise, recipe: Recipe, target: Weights) -> Weights:
-    """The target's first layer behind an fc that passes the token through and mixes the hidden state in.
-
-    Scaling fc and down_proj by s and dividing q and k by s scales the output by s and changes nothing else.
-    """
-    scale = np.float32(recipe.draft_scale)
-    mix = noise.draw(recipe.hidden, recipe.hidden, std=recipe.hidden_gain * recipe.hidden**-0.5)
-    weights: Weights = {
-        "fc.weight": np.concatenate([np.eye(recipe.hidden, dtype=np.float32), mix], axis=1) * scale,
-        "fc.bias": noise.draw(recipe.hidden, std=0.05) * scale,
-    }
-    factor = {"self_attn.q_proj": 1 / scale, "self_attn.k_proj": 1 / scale, "mlp.down_proj": scale}
-    for name, value in target.items():
-        if name.startswith("model.layers.0.") and not name.endswith(ABSENT):
-            short = name.removeprefix("model.layers.0.")
-            scaled = value * np.float32(factor.get(short.removesuffix(".weight"), 1.0))
-            weights[f"layers.0.{short}"] = scaled
-    return weights
-
-
 def config(recipe: Recipe, *, layers: int, architecture: str = "") -> dict[str, Any]:
     """An HF Llama config; without an architecture the target's. bos and eos, the last two ids, are never proposed."""
     return {
@@ -913,9 +670,7 @@ other. This module must not import sglang, transformers or torch.
 from __future__ import annotations
 
 from typing import Any
-
 import numpy as np
-
 import repro_llama_weights as llama_weights
 from repro_llama_weights import uneven
 from repro_recipes import MtpRecipe, Noise, Pair, Weights

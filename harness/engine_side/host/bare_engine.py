@@ -2,8 +2,9 @@
 
     python bare_engine.py FILE
 
-JSON: {"environment", "arguments", "optional", "replaced", "waves", "prompts", "tokens", "images"}. replaced: the boot
-record by which replacement kernels are put in, in each process, where a CPU has none of SGLang's; or null. waves: how
+JSON: {"environment", "arguments", "optional", "lease", "replaced", "waves", "prompts", "tokens", "images"}. lease: what
+to hold of a card for each rank of each stage, or null. replaced: the boot record by which replacement kernels are put
+in, in each process, where a CPU has none of SGLang's; or null. waves: how
 many prompts are generated together, before the prefix cache is flushed and the next ones are. images: empty, or for
 each prompt the rows [n,h] of its images, as Qwen2.5-VL takes them from whoever has computed them, one place each; or
 null.
@@ -22,11 +23,25 @@ from pathlib import Path
 from typing import Any
 
 
-def replace_kernels(boot: dict[str, Any]) -> None:
-    """What stands in for SGLang's kernels on a CPU; nothing else of ours."""
+def name_package() -> None:
+    """Our modules by the name that they have on the engine side."""
     package = types.ModuleType("eaglecheck_engine")
     package.__path__ = [str(Path(__file__).resolve().parents[2])]
     sys.modules[package.__name__] = package
+
+
+def take_cards(given: dict[str, Any]) -> list[Any]:
+    """Leases for as long as this process lives, and no other card is seen: an engine of ours elsewhere keeps off."""
+    from eaglecheck_engine.both_sides import gpus, leases
+
+    count = given["arguments"].get("tp_size", 1) * given["arguments"].get("pp_size", 1)
+    held = leases.take_each(leases.Request(**given["lease"]), count=count, say=lambda text: print(text, flush=True))
+    os.environ[gpus.VISIBLE] = ",".join(lease.card.uuid for lease in held)
+    return held
+
+
+def replace_kernels(boot: dict[str, Any]) -> None:
+    """What stands in for SGLang's kernels on a CPU; nothing else of ours."""
     from eaglecheck_engine.engine_side.host.import_patches import install_patches
 
     install_patches(boot)
@@ -80,7 +95,9 @@ def main(given: dict[str, Any]) -> None:
 #: SGLang's own processes start with this file, too.
 GIVEN = json.loads(Path(sys.argv[1]).read_text())
 os.environ.update(GIVEN["environment"])
+name_package()
 if GIVEN["replaced"]:
     replace_kernels(GIVEN["replaced"])
 if __name__ == "__main__":
+    HELD = take_cards(GIVEN) if GIVEN["lease"] else []
     main(GIVEN)

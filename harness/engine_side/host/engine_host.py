@@ -41,12 +41,21 @@ _own_package()
 from eaglecheck_engine.both_sides import wire  # noqa: E402
 from eaglecheck_engine.engine_side.hooks import ImportHooks  # noqa: E402
 from eaglecheck_engine.engine_side.host.import_patches import install_patches  # noqa: E402
-from eaglecheck_engine.engine_side.host.processes import ENV_BOOT, ENV_PARENT, ENV_SOCKET, connect, die_with_parent  # noqa: E402
+from eaglecheck_engine.engine_side.host.processes import (  # noqa: E402
+    ENV_BOOT,
+    ENV_PARENT,
+    ENV_SOCKET,
+    connect,
+    die_with_parent,
+    uncollected,
+    uncollected_until_run,
+)
 
 
 def _in_child() -> None:
     """Runs in every process SGLang spawns: patches now, gate and probe once the scheduler is imported."""
     die_with_parent()
+    uncollected_until_run()
     boot = json.loads(os.environ[ENV_BOOT])
     hooks, ops = install_patches(boot)
     _hook_scheduler(hooks, ops, boot)
@@ -169,9 +178,11 @@ def _run(path: str, prepared: Prepared | None = None) -> None:
     os.environ[ENV_SOCKET] = path
     os.environ[ENV_BOOT] = json.dumps(boot)
     os.environ[ENV_PARENT] = str(os.getpid())
-    ready = prepared or Prepared(*install_patches(boot))
     try:
-        import sglang
+        with uncollected():
+            # what was not forked imports everything here, so that others can be forked from it
+            ready = prepared or (_imported(boot) if boot.get("forked") else Prepared(*install_patches(boot)))
+            import sglang
 
         _check_version(sglang, boot)
         if boot.get("forked"):

@@ -21,11 +21,14 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from ...both_sides import wire
+from .processes import uncollected
 
 Prepared = TypeVar("Prepared")
 
 #: SGLang's process that turns tokens into text.
 WITHOUT_WORK = "run_detokenizer_process"
+#: SGLang's process that starts DP ranks on older releases, behind the sockets over which they get their requests.
+WITH_SOCKETS = "run_data_parallel_controller_process"
 
 
 def serve(
@@ -39,7 +42,8 @@ def serve(
     """
     before = dict(os.environ)
     order, _ = wire.receive(orders)
-    prepared = prepare(order["boot"])
+    with uncollected():
+        prepared = prepare(order["boot"])
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()
     gc.freeze()  # what nobody looks at is never written to, so that the forked share it
@@ -91,8 +95,8 @@ def fork_children(first: Callable[[], None], *, waits: bool, refused: Callable[[
     """From here on `multiprocessing.Process(…).start()` forks this process, threads left behind; `first` runs first.
 
     waits: nothing is sent to the process that turns tokens into text. refused: told of what keeps this process from
-    being forked, which then starts its own as SGLang does. Not for ranks: with 0.5.11 the first of two never got a
-    request that SGLang's controller had sent.
+    being forked, which then starts its own as SGLang does. So does WITH_SOCKETS: forked from it, the first of two DP
+    ranks never got a request (0.5.11), or none booted (0.5.13, 0.5.17).
     """
     spawned = context.Process._Popen
 
@@ -106,6 +110,8 @@ def fork_children(first: Callable[[], None], *, waits: bool, refused: Callable[[
 
         def run(*args: Any, **kwargs: Any) -> None:
             first()
+            if target.__name__ == WITH_SOCKETS:
+                context.Process._Popen = staticmethod(spawned)  # type: ignore[method-assign]
             target(*args, **kwargs)
 
         process._target = run  # type: ignore[attr-defined]

@@ -35,11 +35,6 @@ Original = Callable[..., Any]
 OnReplay = Callable[[CapturedGraph], None]
 
 
-def _compiler() -> Any:
-    """What torch.compile has put behind the frames of this thread; None or False where nothing is compiled."""
-    return torch._C._dynamo.eval_frame.get_eval_frame_callback()
-
-
 class GraphProbe:
     """Hooks on torch's graphs and on SGLang's models, in place before the first capture.
 
@@ -140,7 +135,8 @@ class GraphProbe:
     def _load_model(self, original: Original) -> Original:
         def load_model(runner: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(runner, *args, **kwargs)
-            runner.model.forward = self._watched(runner.model.forward, runner)
+            watched = self._watched if self.compiled is None else self._beside_compiler
+            runner.model.forward = watched(runner.model.forward, runner)
             if self._device is not None and self._arena is None:
                 self._arena = Arena(self._device)
             if self.mutants is not None:
@@ -164,8 +160,6 @@ class GraphProbe:
                 output = original(input_ids, positions, forward_batch, *args, **kwargs)
                 self.partly = self._parts > parts
                 return output
-            if self.compiled is False:
-                self.compiled = callable(_compiler())
             with self._mutated(captured, input_ids, positions, forward_batch, is_draft=is_draft) as (ids, places):
                 before = copied(inputs_of(ids, places, forward_batch, is_draft=is_draft))
                 output = original(ids, places, forward_batch, *args, **kwargs)
@@ -174,6 +168,36 @@ class GraphProbe:
             if self.mutants is not None:
                 self.mutants.logits = output.next_token_logits
             return output
+
+        return forward
+
+    def _beside_compiler(self, original: Original, runner: Any) -> Original:
+        """As `_watched`, where torch.compile is asked for: it is given the model, and nothing of what is around that.
+
+        Nothing may be compiled during a capture, and the warm-up before runs other lines of ours.
+        """
+        set_compiler, compiler = torch._C._dynamo.eval_frame.set_eval_frame, None
+
+        @functools.wraps(original)
+        def model(*args: Any, **kwargs: Any) -> Any:
+            set_compiler(compiler)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                set_compiler(None)
+
+        watched = self._watched(model, runner)
+
+        @functools.wraps(original)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            nonlocal compiler
+            compiler = set_compiler(None)
+            if self._open is not None:
+                self.compiled = self.compiled or callable(compiler)
+            try:
+                return watched(*args, **kwargs)
+            finally:
+                set_compiler(compiler)
 
         return forward
 

@@ -15,7 +15,7 @@ import torch
 from ...both_sides import wire
 from ...both_sides.wire import Arrays, Field
 
-TOP_LOGITS = 16  # same number as harness.contract.trace.TOP_LOGITS; this side must not import it
+TOP_LOGITS = 16  # same number as harness.contract.rows.TOP_LOGITS; this side must not import it
 
 #: What is to be copied, by name; None where there is nothing.
 Tensors = dict[str, torch.Tensor | None]

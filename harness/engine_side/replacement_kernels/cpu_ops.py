@@ -118,12 +118,44 @@ class _StubLoader(importlib.abc.Loader):
 
 
 class _StubFinder(importlib.abc.MetaPathFinder):
+    """A stub for each of STUB_PACKAGES that is not there, or that this machine cannot load.
+
+    `sgl_kernel` of an index or a bundle wants CUDA's libraries. A real package that loads always wins.
+    """
+
+    def __init__(self, note: Callable[[str, str], None]) -> None:
+        self._note = note
+        self._unloadable: set[str] = set()
+
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name.split(".")[0] in STUB_PACKAGES:
+        package = name.split(".")[0]
+        if package not in STUB_PACKAGES:
+            return None
+        real = None if package in self._unloadable else importlib.machinery.PathFinder.find_spec(name, path, target)
+        if real is None or real.loader is None:
             return importlib.machinery.ModuleSpec(name, _StubLoader(), is_package=True)
-        return None
+        if name == package:
+            self._watch(real.loader, package)
+        return real
+
+    def _watch(self, loader: Any, package: str) -> None:
+        """Where executing the package fails, it becomes the stub, and so does what it holds."""
+        execute = loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            try:
+                execute(module)
+            except (ImportError, OSError) as error:
+                self._unloadable.add(package)
+                for name in [one for one in sys.modules if one.startswith(f"{package}.")]:
+                    del sys.modules[name]
+                _StubLoader().exec_module(module)
+                lines = [line for line in str(error).splitlines() if line.strip()]
+                self._note(package, f"cannot be loaded on this machine: {''.join(lines[:1])}")
+
+        loader.exec_module = exec_module
 
 
 def _of_a_copy(forward: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -155,7 +187,9 @@ class CpuOps:
 
     def install(self, *, patches: Sequence[tuple[str, str, str]], attention: str) -> None:
         """`patches`: (module, what, argument) rows of the release's compatibility table."""
-        sys.meta_path.append(_StubFinder())  # last: a real package always wins
+        stubs = _StubFinder(lambda package, why: self._note(package, "import stub", "none", why))
+        behind = sys.meta_path.index(self._hooks) + 1 if self._hooks in sys.meta_path else 0
+        sys.meta_path.insert(behind, stubs)
         for package in STUB_PACKAGES:
             if importlib.machinery.PathFinder.find_spec(package) is None:
                 self._note(package, "import stub", "none", "imported at module level, never used on this path")

@@ -1,4 +1,4 @@
-"""What a bundle carries, what it leaves out and why (`slimming.toml`), held against what a release asks for.
+"""What a bundle carries, what it leaves out and why (`bundle_contents.toml`), held against what a release asks for.
 
 This module must not download or write anything: it is data, and questions about it.
 """
@@ -30,12 +30,13 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """How a wheel's libraries are slimmed; weak: functions that the machine's own libraries may lack."""
+    """How a wheel's libraries are stripped; weak: functions that the machine's own libraries may lack."""
 
     reason: str
     weak: str = ""
 
 
+TABLE = "harness/machines/bundle_contents.toml"
 TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 CUDA_ARCH: str = TABLES["cuda_arch"]
@@ -56,7 +57,7 @@ DIFFERENT_BECAUSE: dict[str, str] = TABLES["different_because"]
 ANY: str = TABLES["any_stub"]
 #: wheel -> rules
 RULES = {wheel: tuple(Rule(**one) for one in rules) for wheel, rules in TABLES["rules"].items()}
-#: wheel -> how its libraries are slimmed
+#: wheel -> how its libraries are stripped
 LIBRARIES = {wheel: Library(**one) for wheel, one in TABLES["libraries"].items()}
 #: torch -> the versions of what belongs to it, by name
 TORCHES: dict[str, dict[str, str]] = TABLES["torch"]
@@ -64,12 +65,12 @@ TORCHES: dict[str, dict[str, str]] = TABLES["torch"]
 MACHINE: dict[str, str] = TABLES["with_torch"]["machine"]
 FLASHINFER = "flashinfer-python"
 _BESIDE: dict[str, Any] = TABLES["with_torch"]["flashinfer"]
-#: The rules of flashinfer's wheel for a release with its own torch, and the text of its entry.
+#: The rules of flashinfer's wheel for a release with its own torch, and files in place of its own.
 FLASHINFER_RULES = (
     *(Rule(pattern=pattern, reason="", kept=True) for pattern in _BESIDE["kept"]),
     Rule(pattern="flashinfer/*", reason=_BESIDE["rest"]),
 )
-FLASHINFER_ENTRY: str = _BESIDE["entry"]
+FLASHINFER_FILES = {path: text.encode() for path, text in _BESIDE["files"].items()}
 #: part -> (wheel, what it is for)
 PARTS: dict[str, tuple[str, str]] = {name: (one["wheel"], one["what"]) for name, one in TABLES["parts"].items()}
 #: module -> (sources, flags)
@@ -128,7 +129,7 @@ def own_torch(version: str, wanted: dict[str, Requirement], *, torch: str) -> st
         return ""
     if pinned(pin) not in TORCHES:
         raise EnvError(
-            f"SGLang {version} wants torch{pin.specifier}, of which harness/machines/slimming.toml says nothing",
+            f"SGLang {version} wants torch{pin.specifier}, of which {TABLE} says nothing",
             allowed=f"known there: {', '.join(TORCHES)}",
             next_step="find out what belongs to it, then add it to the table torch",
         )
@@ -136,8 +137,8 @@ def own_torch(version: str, wanted: dict[str, Requirement], *, torch: str) -> st
 
 
 def check_requirements(version: str, wanted: dict[str, Requirement], *, torch: str, with_torch: bool) -> None:
-    """BundleError if the release pins another torch and none is to be carried; EnvError if it asks for what `slimming`
-    does not know."""
+    """BundleError if the release pins another torch and none is to be carried; EnvError for a requirement that the
+    tables do not know."""
     pin = wanted.get("torch")
     if pin is not None and not with_torch and not pin.specifier.contains(Version(torch).public, prereleases=True):
         raise BundleError(
@@ -151,7 +152,7 @@ def check_requirements(version: str, wanted: dict[str, Requirement], *, torch: s
     unknown = sorted(set(wanted) - known)
     if unknown:
         raise EnvError(
-            f"SGLang {version} requires {', '.join(unknown)}, of which harness/machines/slimming.toml says nothing",
+            f"SGLang {version} requires {', '.join(unknown)}, of which {TABLE} says nothing",
             allowed="each requirement stands in one of pinned, carried, from, on_runner or left_out",
             next_step="find out whether the engine imports it, then add it with its reason",
         )
