@@ -67,11 +67,12 @@ def recorded(tmp_path_factory):
     root = tmp_path_factory.mktemp("indexer")
     target, head = load_pair(*[bench.written(root / "target", MOST, shared=False)] * 2, torch.float32)
     text = torch.randint(0, 500, (90,), generator=torch.Generator().manual_seed(3)).tolist()
-    indexers, lines = bench.indexers_of(target, head), []
+    lines = []
 
     class Noting:
         def choose(self, router, values, chosen):
-            layer, rows = next(i for i, one in enumerate(indexers) if one is router), len(values)
+            indexers = [one.indexer for one in bench.sparse_layers(target, head)]
+            layer, rows = indexers.index(router), len(values)
             kept = torch.zeros(rows, rows, dtype=torch.bool).scatter_(1, chosen, True)
             first = int(layer == len(indexers) - 1)
             lines.append(
@@ -86,7 +87,7 @@ def recorded(tmp_path_factory):
             )
             return chosen
 
-    with bench.Rounding.put_in(indexers):
+    with bench.in_fp8(target, head):
         bench.run(target, head, text, Noting())
     return root, text, lines
 
