@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from cases import mla_weights
-from cases.recipes import LatentRecipe, Noise
+from cases.mla_weights import LatentRecipe
+from cases.recipes import Noise
 
 RECIPE = LatentRecipe(
     name="sparse",
