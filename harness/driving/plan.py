@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,18 @@ class Setup:
     assumed: tuple[str, ...] = ()
     pair: tuple[str, str] | None = None
     reference: str = AUTO
+
+    @classmethod
+    def told(cls, engine: Mapping[str, Any], *, assumed: tuple[str, ...] = ()) -> Setup:
+        """That of a stored run, by what it tells of its engine: trace headers, or its manifest."""
+        target, draft = engine.get("pair") or ("", "")
+        return cls(
+            release=str(engine.get("release") or ""),
+            device=str(engine.get("device") or "cpu"),
+            revert=engine.get("revert"),
+            assumed=assumed,
+            pair=(str(target), str(draft)) if draft else None,
+        )
 
     def launch(
         self,
@@ -76,8 +89,8 @@ class Plan:
     """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own: those that the user named.
 
     place: where the reference computes. copies, ahead: how engines are started (see harness.driving.pool). lease: the
-    share of a GPU that every engine takes first. box: seconds that the scenarios of one boot configuration may take,
-    its boot apart; those that are left then are not driven.
+    share of a GPU that every engine takes first. time_limit: seconds that the scenarios of one boot configuration may
+    take, its boot apart; those that are left then are not driven.
     """
 
     env: EngineEnv
@@ -91,7 +104,7 @@ class Plan:
     argv: tuple[str, ...] = ()
     copies: bool = False
     ahead: int = 0
-    box: float | None = None
+    time_limit: float | None = None
 
     def launch(self, scenario: Scenario, *, lease: Request | None, probe: bool = True) -> Launch:
         """See Setup.launch."""
