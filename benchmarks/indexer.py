@@ -130,7 +130,9 @@ class Choices:
 
     def take(self, call: Call, text: Sequence[int], *, drafts: bool) -> None:
         """Rows of a forward that are the text's: up to the first that is fed another token. A draft's row at position p
-        is fed the token at p + 1."""
+        is fed the token at p + 1. Nothing of a call that chose nothing."""
+        if not call.left:
+            return
         for token, position, left, wrong in zip(call.tokens, call.positions, call.left, call.wrong, strict=True):
             at = position + drafts
             if at >= len(text) or text[at] != token:
