@@ -6,6 +6,7 @@ It must not search or judge, and must not import torch or sglang.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -21,12 +22,12 @@ STYLES = {"bad": "bold red", "good": "bold green", "unknown": "bold yellow"}
 FILES = 15
 
 
-def render_bisect(console: Console, document: dict[str, Any]) -> None:
-    """Everything about a finished search; the last line is the answer."""
+def render_bisect(console: Console, document: dict[str, Any], *, repo: Path | None = None) -> None:
+    """Everything about a finished search over releases, or the commits of `repo`; the answer comes last."""
     render_tried(console, document["tried"], what=document["over"])
     render_changed(console, document)
     say(console)
-    for line in look(document):
+    for line in look(document, repo=repo):
         say(console, line)
     for line in certainty(document):
         say(console, line)
@@ -69,13 +70,15 @@ def render_changed(console: Console, document: dict[str, Any]) -> None:
         say(console, f"  and {counted(len(files) - FILES, 'more file')}; all of them:  --json FILE")
 
 
-def look(document: dict[str, Any]) -> list[str]:
-    """Where the failure nearest to the change can be seen, and why versions beside it have no verdict."""
+def look(document: dict[str, Any], *, repo: Path | None = None) -> list[str]:
+    """Where the failure nearest to the change can be seen, the change, and why versions beside it have no verdict."""
     calls = {one["name"]: one for one in document["tried"]}
     bad = calls.get(document["first_bad"] or document["last_bad"])
     lines = []
     if bad is not None and bad["run"]:
         lines.append(f"look at the failure on {bad['label']}:  eaglecheck recheck {bad['run']}")
+    if repo is not None and document["exact"]:
+        lines.append(f"look at the commit:  git -C {repo} show {_new(document)}")
     for one in document["between"]:
         seen = calls.get(one["name"])
         if seen is not None and seen["run"]:

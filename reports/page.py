@@ -7,18 +7,21 @@ It must not judge, and must not import torch or sglang.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from harness.archive.again import run_again
+from harness.archive.run_folders import is_case
 from harness.checks.describe import describe
 from harness.checks.findings import Finding, kinds
 from harness.contract.types import Outcome
-from harness.contract.words import counted
+from harness.contract.words import counted, some
 from harness.coverage import reach_of
 from harness.driving.results import ScenarioResult, accept_lengths_of
 from reports.findings import facts, first_of, flag_lines, known_lines, said_lines
@@ -28,16 +31,19 @@ from reports.live import drafted, engine_facts, short_name
 from reports.page_data import embedded, scenario_head, scenario_rows
 from reports.reading import Report
 from reports.signatures import Defect, by_signature
-from reports.terminal import COMPARED, accept_text, judges, verdict_line
+from reports.terminal import COMPARED, accept_text, judges, unjudged, verdict_line
 
 if TYPE_CHECKING:  # the page shows charts that the night has made
     from harness.night.charts import Trends
 
 TEMPLATES = Path(__file__).parent / "templates"
-#: Concatenated in this order into one script: each file uses only what stands before it.
-SCRIPTS = ("data.js", "map.js", "tree.js", "round.js", "page.js")
+#: Concatenated in this order into one script: each file uses only what stands before it. All but the first draw the
+#: map, and are left out where nothing was judged.
+SCRIPTS = ("copy.js", "data.js", "map.js", "tree.js", "round.js", "page.js")
 #: Scenarios and findings listed in full; the selector above the map holds all of them.
 LISTED = 100
+#: Reasons for no verdict that come before everything else, and scenarios named by each.
+UNJUDGED = 3
 #: Rows that travel with a page, of failing scenarios first: some 20 MB. The rounds of all scenarios always do.
 MOST_ROWS = 250_000
 #: An address in a text that is escaped already.
@@ -49,13 +55,15 @@ ORDER = (Outcome.FAIL, Outcome.UNKNOWN, Outcome.PASS)
 class Beside:
     """What else the page shows: documents that `matrix --json` and `mutants --json` wrote, and a store of nights.
 
-    boards: documents as `mutants`, of a night's cells.
+    boards: documents as `mutants`, of a night's cells. first_seen: signature -> the night of that store that saw it
+    first, None without a store.
     """
 
     matrix: dict[str, Any] | None = None
     mutants: dict[str, Any] | None = None
     boards: Sequence[dict[str, Any]] = ()
     trends: Trends | None = None
+    first_seen: Mapping[str, str] | None = None
 
 
 def render_page(report: Report, *, beside: Beside | None = None) -> str:
@@ -65,13 +73,15 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
     ordered = [(result.results[at], report.frames[at]) for at in order]
     results = [one for one, _ in ordered]
     defects = by_signature(results)
+    shown = dict(islice(unjudged(result).items(), UNJUDGED))
     template = _environment().get_template("page.html")
     return template.render(
         title=f"eaglecheck {report.source.name}",
         outcome=str(result.verdict.outcome),
         sentence=verdict_line(result).partition(": ")[2],
         missing=report.source.missing,
-        engine=engine_lines(report),
+        again=run_again(report.source.folder) if report.source.missing and not is_case(report.source.folder) else "",
+        engine=[*engine_lines(report), _when(report)],
         exercised=exercised(report),
         compared=[
             (title, result.verdict.compared[name])
@@ -81,10 +91,11 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
         notes=[
             line
             for reason in result.verdict.reasons
-            if not _about_findings(reason, results)
+            if reason not in shown and reason != report.source.missing and not _about_findings(reason, results)
             for line in (reason, *dict.fromkeys(line for one in results for line in known_lines(one, reason)))
         ],
-        first=_first(results),
+        first=_first(results, [one for one in defects if not one.cause], extra.first_seen),
+        unjudged=[_unjudged(reason, names, results) for reason, names in shown.items()],
         findings=[_finding(one, results) for one in defects[:LISTED]],
         findings_left=max(len(defects) - LISTED, 0),
         scenarios=[_scenario(one, at) for at, one in enumerate(results)][:LISTED],
@@ -101,8 +112,14 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
         rows=_rows(ordered),
         origin=_origin(report),
         css=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
-        script=Markup("\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)),
+        script=Markup(
+            "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS[: None if results else 1])
+        ),
     )
+
+
+def _script(names: Sequence[str]) -> Markup:
+    return Markup("\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names))
 
 
 def _rows(ordered: Sequence[tuple[ScenarioResult, Frames]]) -> list[Markup]:
@@ -157,12 +174,34 @@ def exercised(report: Report) -> list[tuple[str, int]]:
     ]
 
 
+def _when(report: Report) -> str:
+    """Which run this is, where it ran, and when."""
+    manifest = report.source.manifest
+    began = "" if manifest is None else f", began {manifest.created[:16].replace('T', ' ')} UTC"
+    return f"{report.source.name} on {report.source.device}{began}"
+
+
+def _unjudged(reason: str, names: Sequence[str], results: Sequence[ScenarioResult]) -> dict[str, Any]:
+    """Why scenarios have no verdict, and what to type."""
+    one = next(one for one in results if reason in one.verdict.reasons)
+    what, *lines = reason.splitlines()
+    return {
+        "names": some(names, UNJUDGED),
+        "what": what,
+        "text": "\n".join(lines),
+        "known": known_lines(one, reason),
+        "commands": [("run it again", run_again(one.folder))],
+    }
+
+
 def _about_findings(reason: str, results: Sequence[ScenarioResult]) -> bool:
     """Whether a reason only repeats a finding, which the page shows itself."""
     return any(f" × {found.signature}" in reason for one in results for found in one.findings)
 
 
-def _first(results: Sequence[ScenarioResult]) -> dict[str, Any] | None:
+def _first(
+    results: Sequence[ScenarioResult], roots: Sequence[Defect], first_seen: Mapping[str, str] | None
+) -> dict[str, Any] | None:
     """The first wrong place of the run: what differs, the two facts, and what to type."""
     for at, one in enumerate(results):
         if found := first_of(one):
@@ -172,7 +211,9 @@ def _first(results: Sequence[ScenarioResult]) -> dict[str, Any] | None:
             return {
                 "scenario": one.scenario.name,
                 "title": title,
-                "known": known,
+                "known": [*known, *_since(found.signature, first_seen)],
+                "others": len(roots) - 1,
+                "failing": sum(each.verdict.outcome is Outcome.FAIL for each in results),
                 "lines": [line.strip() for line in [*lines, *said]],
                 "facts": facts(one),
                 "flags": [line.removeprefix("server flags: ") for line in flag_lines(one)],
@@ -180,6 +221,14 @@ def _first(results: Sequence[ScenarioResult]) -> dict[str, Any] | None:
                 "commands": _commands(one),
             }
     return None
+
+
+def _since(signature: str, first_seen: Mapping[str, str] | None) -> list[str]:
+    """Since when the nights beside have it; nothing where there are none beside."""
+    if first_seen is None:
+        return []
+    seen = first_seen.get(signature)
+    return ["in none of these nights on this release" if seen is None else f"in these nights since {seen}"]
 
 
 def _commands(one: ScenarioResult) -> list[tuple[str, str]]:

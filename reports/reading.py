@@ -25,12 +25,9 @@ class Report:
     frames: tuple[Frames, ...]
 
 
-def read_report(run: Path, *, judged: bool = True) -> Report:
-    """Everything stored about a run, a scenario or a reproducer; StoreError or TraceError where it is unfit.
-
-    judged: a run in which no scenario was judged is unfit too.
-    """
-    source = open_source(run, judged=judged)
+def read_report(run: Path) -> Report:
+    """Everything stored about a run, a scenario or a reproducer; StoreError or TraceError where it is unfit."""
+    source = open_source(run)
     results, frames = [], []
     for case in source.cases():
         results.append(_result(case, source))
@@ -49,7 +46,7 @@ def read_report(run: Path, *, judged: bool = True) -> Report:
 
 
 def _result(case: StoredScenario, source: Source) -> ScenarioResult:
-    setup = Setup(release=source.release, device=source.device)
+    setup = Setup.told({**source.engine, "release": source.release, "device": source.device})
     places = {"folder": short(case.folder), "reproducer": reproducer_of(case.folder)}
     found = ScenarioResult.of(
         case.scenario, case.engine, case.reference, verdict_of(case), case.findings, setup=setup, **places

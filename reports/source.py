@@ -59,14 +59,14 @@ class Source:
         return (read_case(folder) for folder in self.folders)
 
 
-def open_source(path: Path, *, judged: bool = True) -> Source:
-    """The run, scenario or reproducer in `path`; StoreError where it is none, or (judged) a run that judged nothing."""
-    return _case(path) if is_case(path) else _run(path, judged=judged)
+def open_source(path: Path) -> Source:
+    """The run, scenario or reproducer in `path`; StoreError where it is none."""
+    return _case(path) if is_case(path) else _run(path)
 
 
-def _run(path: Path, *, judged: bool) -> Source:
+def _run(path: Path) -> Source:
     reader = RunReader.open(path, allow_incomplete=True)
-    found = reader.some_judged() if judged else reader.judged()
+    found = reader.judged()
     missing = ""
     if reader.verdict is None:
         missing = f"the run is {reader.unfinished}; {counted(len(found), 'scenario')} judged before that"

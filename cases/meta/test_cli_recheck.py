@@ -50,6 +50,7 @@ def stable(text):
     """Without what differs from run to run and from version to version: its time, ids, the list of coverage points."""
     text = re.sub(r"\d{8}-\d{4}-[0-9a-f]{4}", results.RUN.name, text)
     text = re.sub(r"-[0-9a-f]{12}\b", f"-{results.ID}", text)
+    text = re.sub(r"began [\d-]{10} \d\d:\d\d UTC", "began …", text)
     return re.sub(r"(coverage points seen\n)(  .*\n)+", r"\1  …\n", text)
 
 
@@ -385,6 +386,12 @@ def test_a_reproducer_that_misses_a_piece_is_not_replayed(reproducer, piece):
     assert (done.exit_code, done.stdout) == (2 if never_one else 3, ""), done.output
     assert piece in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_share_of_a_gpu_for_a_replay_on_a_cpu_is_refused_without_naming_options_of_run(reproducer):
+    done = call("replay", str(reproducer), "--gpu-share", "1")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == "eaglecheck: --gpu-share 1: the reproducer is of an engine on a CPU\n  leave it out\n"
 
 
 def test_a_reproducer_of_a_newer_eaglecheck_is_not_replayed(reproducer):

@@ -131,7 +131,13 @@ def test_what_cannot_be_read_ends_every_command_alike(run, command):
     for path in run.glob("*/verdict.json"):
         path.unlink()
     (run / "verdict.json").unlink()
-    assert call(command, str(folder), *more).exit_code == 3
+    done = call(command, str(folder), *more)
+    if command == "report":  # a page of a night that stopped says so too
+        assert done.exit_code == 0
+        assert done.stdout.startswith("### ? eaglecheck UNKNOWN: ")
+        assert "0 scenarios judged before that" in done.stdout
+    else:
+        assert done.exit_code == 3
 
 
 def test_a_damaged_scenario_is_run_again_in_its_family(tmp_path):

@@ -15,6 +15,7 @@ from harness.contract.types import Outcome
 from harness.night.ci import ANNOTATIONS, BUDGET, summary, workflow_commands
 from harness.night.document import document, junit
 from harness.night.judge import judge
+from harness.night.records import first_seen
 from harness.night.text import render_cell, render_night
 
 FOLDER = Path("nights/20261128-020000-ab28")
@@ -158,6 +159,25 @@ def test_a_night_with_a_fix_taken_out_says_so_wherever_it_names_the_release():
         assert [line for line in lines if "with #25015 reverted" not in line] == []
     assert document(one)["revert"] == 25015
     assert ElementTree.fromstring(junit(one)).find(".//property[@name='revert']").get("value") == "25015"
+
+
+def test_the_first_night_that_saw_something_is_named_for_its_own_release_and_device():
+    past = [
+        night(cell("eagle"), day=24),
+        night(cell("eagle", seen(), engine="0.5.17"), day=25),
+        night(cell("eagle", seen()), day=26, revert=25015),
+        night(cell("eagle", seen()), day=27),
+        night(cell("tree", seen()), day=28),
+    ]
+    where = {"device": "cpu", "revert": None}
+    assert first_seen(past, release="0.5.13", **where) == {AHEAD: past[3].plan.id}
+    assert first_seen(past, release="0.5.17", **where) == {AHEAD: past[1].plan.id}
+    assert first_seen(past, release="0.5.13", device="cuda", revert=None) == {}
+
+
+def test_junit_says_how_often_and_since_when():
+    said = junit(red())
+    assert "shown 3 of 3 times: 100 %, with 95 % confidence 29 to 100 %; first seen tonight\n" in said
 
 
 def test_junit_holds_what_xml_cannot():

@@ -66,9 +66,28 @@ def test_the_verdict_and_the_first_divergence_come_first(opened):
     order = opened.page.locator("h1, h2").all_inner_texts()
     sentence = "SGLang 0.5.23 diverges in 4 of 6 scenarios (ACCEPT, CRASH, LEAK, POSITION, TOKEN)"
     assert " ".join(order[0].split()) == f"FAIL {sentence}"
-    assert order[1:4] == ["First divergence", "What was exercised", "Requests × rounds"]
+    assert order[1:4] == ["First divergence, in crashed", "What was exercised", "Requests × rounds"]
     top = opened.page.locator("#first-title").bounding_box()
     assert top["y"] < 500
+
+
+@pytest.mark.parametrize("judged", [False, True])
+def test_a_page_without_a_verdict_begins_with_why_and_what_to_type(judged, chromium, tmp_path):
+    """An engine that did not come up; and a run that stopped before anything was judged."""
+    run = results.store_without_engine(tmp_path / "runs", "single", "it did not start\nOSError: <b>libcuda</b>")
+    if not judged:
+        for path in run.rglob("verdict.json"):
+            path.unlink()
+    (tmp_path / "page.html").write_text(render_page(read_report(run)), encoding="utf-8")
+    with browser.tab(chromium, tmp_path / "page.html") as tab:
+        headings = tab.page.locator("h1, h2").all_inner_texts()
+        assert headings[0].startswith("UNKNOWN")
+        assert headings[1] == ("No verdict on single" if judged else "What was exercised")
+        assert tab.page.locator("pre").all_inner_texts() == (["OSError: <b>libcuda</b>"] if judged else [])
+        assert "eaglecheck run " in tab.page.locator(".command code").first.inner_text()
+        tab.page.get_by_role("button", name="Copy").first.click()
+        assert tab.page.get_by_role("button", name="Copied").or_(tab.page.get_by_text("Select it by hand")).is_visible()
+        assert tab.complaints == []
 
 
 def test_a_click_leads_to_the_round(opened, tmp_path):

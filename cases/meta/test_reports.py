@@ -355,6 +355,28 @@ def test_usage_errors_say_what_to_type(work, name):
     assert not (work / "a.html").exists()
 
 
+@pytest.mark.parametrize(("revert", "said"), [(25015, "F-066 ("), (None, "nothing in docs/findings looks like it")])
+def test_what_a_stored_run_took_out_of_its_release_decides_what_is_known(revert, said, tmp_path, monkeypatch):
+    monkeypatch.setitem(results.HEADER, "revert", revert)
+    manifest = {"engine": {"release": "0.5.23", "device": "cpu", "revert": revert}}
+    run = results.store(tmp_path, ("pr25015", results.one_ahead), manifest=manifest)
+    assert f"known: {said}" in render_page(read_report(run))
+
+
+@pytest.mark.parametrize(
+    ("first_seen", "said"),
+    [
+        (None, ""),
+        ({}, "in none of these nights on this release"),
+        ({"POSITION:positions:DRAFT:one-ahead": "20261128-020000-ab28"}, "in these nights since 20261128-020000-ab28"),
+    ],
+)
+def test_a_page_beside_nights_says_since_when(first_seen, said, tmp_path):
+    run = results.store(tmp_path, ("pr25015", results.one_ahead))
+    page = render_page(read_report(run), beside=Beside(first_seen=first_seen))
+    assert said in page if said else "these nights" not in page
+
+
 def test_an_address_in_a_page_can_be_followed_and_nothing_else_is_markup():
     said = str(linked("<b> (0.5.12, https://github.com/sgl-project/sglang/pull/25015), see"))
     address = "https://github.com/sgl-project/sglang/pull/25015"

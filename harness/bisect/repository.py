@@ -191,9 +191,11 @@ def _narrowed(line: Commits) -> Commits:
 def _commit(repository: Repository, option: str, name: str) -> str:
     commit = repository.commit(name)
     if commit is None:
+        git = f"git -C {repository.folder}"
         raise UsageError(
             f"{option} {name}: no such commit or tag in {repository.folder}\n"
-            f"  see what there is:  git -C {repository.folder} tag --list 'v*'; get more:  git fetch --tags --unshallow"
+            f"  see what there is:  {git} tag --list 'v*'; get more:  {git} fetch --tags"
+            f"{' --unshallow' if repository.shallow() else ''}"
         )
     if repository.object_id(commit, PACKAGE) is None:
         raise UsageError(f"{option} {name}: not a commit of SGLang, it has no {PACKAGE}\n  name a clone of SGLang")

@@ -78,7 +78,7 @@ def command(
                 document = _over_commits(repo, setting, trials, bad=bad, good=good, console=console)
     except NoAnswer as error:
         return _no_answer(error, trials, console)
-    render_bisect(console, document)
+    render_bisect(console, document, repo=repo)
     write_json(document, json)
     return Exit.PASS if document["exact"] else Exit.UNKNOWN
 

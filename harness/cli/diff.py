@@ -35,7 +35,7 @@ def command(
     from reports.diff import compare, diff_document, render_diff  # pandas: a usage error need not wait for it
     from reports.reading import read_report
 
-    found = compare(read_report(before, judged=False), read_report(after, judged=False))
+    found = compare(read_report(before), read_report(after))
     render_diff(console, found)
     write_json(diff_document(found), json)
     return Exit.DIVERGENCE if found.differs else Exit.UNKNOWN if found.open else Exit.PASS

@@ -80,13 +80,7 @@ def _judged(folder: Path, stored: StoredScenario) -> ScenarioResult:
     header = stored.engine.header
     if not header and (folder.parent / MANIFEST).is_file():
         header = read_model(folder.parent / MANIFEST, RunManifest).engine.model_dump(exclude_none=True)
-    setup = Setup(
-        release=str(header.get("release", "")),
-        device=str(header.get("device", "cpu")),
-        revert=header.get("revert"),
-        assumed=assumed_in({} if stored.reference is None else stored.reference.header),
-        pair=tuple(header["pair"]) if header.get("pair") else None,
-    )
+    setup = Setup.told(header, assumed=assumed_in({} if stored.reference is None else stored.reference.header))
     places: dict[str, Any] = {"setup": setup, "folder": folder, "reproducer": folder}
     if stored.engine.header or stored.verdict is None:
         return judge_scenario(stored.scenario, stored.engine, stored.reference, **places)

@@ -299,13 +299,7 @@ def _rejudge(
             f"  recompute the reference:  eaglecheck recheck {short(run.folder)} --fresh-reference"
         )
     told = {**stored.engine.header, **{name: value for name, value in run.engine.items() if value}}
-    target, draft = told.get("pair") or ("", "")
-    setup = Setup(
-        release=str(told.get("release", "")),
-        device=str(told.get("device", "")),
-        revert=told.get("revert"),
-        pair=(str(target), str(draft)) if draft else None,
-    )
+    setup = Setup.told(told)
     places: dict[str, Any] = {"folder": short(stored.folder), "reproducer": reproducer_of(stored.folder)}
     if not stored.engine.header and stored.verdict is not None:  # the engine never came up: the reason still stands
         verdict = stored.verdict.verdict()

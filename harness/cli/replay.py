@@ -53,6 +53,8 @@ def command(
     if untraced or bare:
         replay_untraced.check_seen("--bare" if bare else "--untraced", reproducer, manifest.signature)
     pair = manifest.header.get("pair")
+    if gpu_share is not None and manifest.device == "cpu":
+        raise UsageError(f"--gpu-share {gpu_share:g}: the reproducer is of an engine on a CPU\n  leave it out")
     assumed, attention = started_with(manifest, stored)
     plan = prepare.make_plan(
         [stored.scenario],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,6 +22,7 @@ from reports.prose import say
 
 if TYPE_CHECKING:
     from harness.night.records import Night
+    from reports.reading import Report
 
 
 class _Read(BaseModel):
@@ -122,13 +124,14 @@ def command(
     from reports.reading import read_report
 
     judged = _judged(nights)
+    report = read_report(run)
     shown = Beside(
         matrix=_document(matrix, "matrix"),
         mutants=_document(mutants, "mutants"),
         boards=[cell.board for cell in judged[-1].cells if cell.board] if judged else (),
         trends=trends_of(judged) if judged else None,
+        first_seen=_first_seen(report, judged) if judged else None,
     )
-    report = read_report(run)
     written = [
         *([] if html is None else write_html(report, html, beside=shown)),
         *([] if markdown is None else write_markdown(report, markdown)),
@@ -166,6 +169,13 @@ def _check_options(run: Path, places: dict[str, str | Path | None], beside: dict
         else:
             check_outside(Path(place), read, option=option)
             check_folder(Path(place), option=option)
+
+
+def _first_seen(report: Report, judged: Sequence[Night]) -> dict[str, str]:
+    from harness.night.records import first_seen
+
+    source = report.source
+    return first_seen(judged, release=source.release, device=source.device, revert=report.result.revert)
 
 
 def _judged(root: Path | None) -> list[Night]:

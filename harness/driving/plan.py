@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,18 @@ class Setup:
     assumed: tuple[str, ...] = ()
     pair: tuple[str, str] | None = None
     reference: str = AUTO
+
+    @classmethod
+    def told(cls, engine: Mapping[str, Any], *, assumed: tuple[str, ...] = ()) -> Setup:
+        """That of a stored run, by what it tells of its engine: trace headers, or its manifest."""
+        target, draft = engine.get("pair") or ("", "")
+        return cls(
+            release=str(engine.get("release") or ""),
+            device=str(engine.get("device") or "cpu"),
+            revert=engine.get("revert"),
+            assumed=assumed,
+            pair=(str(target), str(draft)) if draft else None,
+        )
 
     def launch(
         self,

@@ -15,7 +15,7 @@ from harness.night.text import COLUMNS, how_often, places, rows, since, verdict_
 
 #: Bytes a step summary may have, of the 1 048 576 allowed; the rest is for what other steps of the job add to it.
 BUDGET = 900_000
-#: Annotations of one kind that a step shows.
+#: Annotations of one kind that a step shows; and red findings that a summary names before it describes them.
 ANNOTATIONS = 10
 
 
@@ -46,8 +46,14 @@ def _parts(judged: Judgement) -> Iterator[str]:
     yield f"{where}; baseline: {judged.baseline or 'none yet'}\n"
     for sentence in (*judged.wrong, *judged.incomplete):
         yield f"- **{cell(sentence)}**"
+    red = [group for group in judged.groups if group.red]
+    for group in red[:ANNOTATIONS]:
+        what = f"`{group.signature}` on {group.engine}{night.plan.taken_out}"
+        yield f"- **{group.status}**: {what} in {cell(places(group))}; {since(group, night)}"
+    if len(red) > ANNOTATIONS:
+        yield f"- {len(red) - ANNOTATIONS} more below"
     yield _table(COLUMNS, rows(night.cells))
-    yield from (_finding(group, judged) for group in judged.groups if group.red)
+    yield from (_finding(group, judged) for group in red)
     for status in (Status.FIXED, Status.KNOWN):
         for group in judged.of(status):
             engine = f"{group.engine}{night.plan.taken_out}"

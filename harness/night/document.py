@@ -14,6 +14,7 @@ from typing import Any
 from harness.contract.types import Outcome
 from harness.night.judge import Group, Judgement
 from harness.night.records import CellResult, NightPlan
+from harness.night.text import how_often, since
 from harness.night.trends import Trend
 
 NIGHT_SCHEMA = 1
@@ -112,7 +113,9 @@ def _cell(cell: CellResult, judged: Judgement) -> ET.Element:
     bad = [group for group in groups if group.red]
     if bad:
         signatures = ", ".join(f"{group.status} {group.signature}" for group in bad)
-        text = "\n\n".join(group.first + _replay(group, judged) for group in bad)
+        text = "\n\n".join(
+            f"{group.first}\n{how_often(group)}; {since(group, judged.night)}{_replay(group, judged)}" for group in bad
+        )
         _said(case, "failure", signatures, text)
     wrong = [said for said in (*judged.wrong, *judged.incomplete) if _names(said, cell.key)]
     if wrong and not bad:

@@ -190,6 +190,17 @@ def signatures(cells: Iterable[CellResult]) -> dict[tuple[str, str], list[tuple[
     return found
 
 
+def first_seen(nights: Sequence[Night], *, release: str, device: str, revert: int | None) -> dict[str, str]:
+    """Signature -> the first of these nights, oldest first, that saw it on the release."""
+    found: dict[str, str] = {}
+    for night in nights:
+        if (night.plan.device, night.plan.revert) == (device, revert):
+            for signature, engine in signatures(night.cells):
+                if engine == release:
+                    found.setdefault(signature, night.plan.id)
+    return found
+
+
 #: Cells named in one sentence.
 SHOWN = 5
 

@@ -17,7 +17,7 @@ function choose(number) {
   select.value = String(number);
   const head = read("head-" + number), spec = head.spec;
   const shape = spec.algorithm + ", " + spec.num_steps + " steps" + (spec.eagle_topk > 1 ? ", topk " + spec.eagle_topk + ", " + spec.num_draft_tokens + " nodes" : "");
-  const why = head.outcome === "UNKNOWN" ? head.reasons.slice(0, 1) : head.facts;
+  const why = head.outcome === "UNKNOWN" ? head.reasons.slice(0, 1).map((one) => one.split("\n")[0]) : head.facts;
   facts.textContent = [head.outcome, head.pair, shape, head.positions.toLocaleString("en") + " rows", ...why].join("; ");
   const placeless = head.findings.filter((one) => one.at[1] < 0);
   document.getElementById("scenario-said").replaceChildren(...placeless.map((one) =>
@@ -54,22 +54,6 @@ function fail(step) {
   wrong(1);
 }
 
-async function copy(button) {
-  let done = true;
-  try {
-    await navigator.clipboard.writeText(button.dataset.copy);
-  } catch (refused) {
-    const area = make("textarea", { class: "unseen" });
-    area.value = button.dataset.copy;
-    document.body.append(area);
-    area.select();
-    done = document.execCommand("copy");
-    area.remove();
-  }
-  button.textContent = done ? "Copied" : "Select it by hand";
-  setTimeout(() => { button.textContent = "Copy"; }, 2000);
-}
-
 select.addEventListener("change", () => { choose(Number(select.value)); history.replaceState(null, "", "#s=" + scenario); });
 for (const [id, step] of [["next-failing", 1], ["before-failing", -1]]) {
   document.getElementById(id).disabled = !failing.length;
@@ -78,8 +62,6 @@ for (const [id, step] of [["next-failing", 1], ["before-failing", -1]]) {
 document.getElementById("next-wrong").addEventListener("click", () => wrong(1));
 document.getElementById("before-wrong").addEventListener("click", () => wrong(-1));
 document.addEventListener("click", (event) => {
-  const button = event.target.closest("[data-copy]");
-  if (button) copy(button);
   const link = event.target.closest('a[href^="#s="]');
   if (link && link.getAttribute("href") === location.hash) { event.preventDefault(); follow(true); }
 });
