@@ -20,7 +20,7 @@ from harness.engine_side.mutants.registry import ACTS, FORWARD_ACTS, Share, arou
 from harness.engine_side.mutants.sites import Sites
 from harness.engine_side.mutants.sites_answers import ANSWERS, SENDER, AnswerSites
 from harness.search.mutants import by_engine, with_mutant
-from harness.search.scoreboard import EXCUSED, UNDRIVABLE
+from harness.search.mutants_report import EXCUSED, UNDRIVABLE
 
 DRIVABLE = [mutant for mutant in MUTANTS.values() if mutant.needs not in UNDRIVABLE]
 #: Which rows a mutant may be about.
