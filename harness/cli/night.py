@@ -15,7 +15,7 @@ from rich.console import Console
 from cases import known
 from harness.archive.store import WriteError
 from harness.cli import options
-from harness.cli.nightly import check_store, conclude
+from harness.cli.night_verdict import check_store, conclude
 from harness.cli.outcome import Exit, guarded
 from harness.contract.outputs import check_target, writable
 from harness.contract.usage import UsageError
