@@ -12,9 +12,12 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+STDOUT, STDERR = 1, 2
+
 
 def main() -> None:
     """The `eaglecheck` command."""
+    _open_closed()
     here = Path(__file__).resolve().parent
     if (here / "harness").is_dir():
         sys.path.insert(0, str(here))
@@ -29,6 +32,16 @@ def main() -> None:
 
     signal.signal(signal.SIGINT, heeded)
     app(prog_name="eaglecheck")
+
+
+def _open_closed() -> None:
+    """Standard streams that whoever started us has closed (`2>&-`) lead nowhere: no file of ours may get their number,
+    and an error that nobody reads keeps its exit code."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        pass
+    os.close(number)
+    sys.stdout = sys.stdout or os.fdopen(STDOUT, "w")
+    sys.stderr = sys.stderr or os.fdopen(STDERR, "w")
 
 
 def _end(text: str, *, code: int) -> NoReturn:

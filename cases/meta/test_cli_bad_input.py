@@ -529,6 +529,26 @@ def test_what_cuts_a_command_off_before_it_begins_is_no_divergence(before, code,
     assert said in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("closed", "command", "code"),
+    [
+        ("2>&-", "run --scenario nowhere", 2),
+        (">&- 2>&-", "run --scenario nowhere", 2),
+        ("2>&-", "findings F-003", 0),
+        (">&-", "findings F-003", 0),
+        ("<&- >&- 2>&-", "recheck nowhere", 2),
+    ],
+)
+def test_a_closed_stream_takes_nothing_from_the_exit_code(closed, command, code, tmp_path):
+    """Python has no such stream then, and would end with 1, which means a divergence."""
+    start = f"{sys.executable} -c 'from harness.launcher import main; main()' {command} {closed}"
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        ["sh", "-c", start], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, check=False
+    )
+    assert done.returncode == code
+
+
 @pytest.mark.parametrize(("first", "said"), [("rules-chain", True), ("conversation", False), (None, False)])
 def test_scenarios_that_run_in_another_order_than_named_say_so(first, said, place, monkeypatch):
     """Those of rules-chain need an engine of their own, whose boot comes behind those that share the first one."""
