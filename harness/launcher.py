@@ -6,6 +6,7 @@ program finds a package called `cases`. Only the command puts it there, for itse
 
 from __future__ import annotations
 
+import locale
 import os
 import signal
 import sys
@@ -28,6 +29,8 @@ def main() -> None:
         os.getcwd()
     except FileNotFoundError:
         _end("the folder that this shell is in is gone\n  go to another:  cd FOLDER", code=2)
+    if (read_as := locale.getpreferredencoding(False)).lower() not in ("utf-8", "utf8"):
+        _end(f"files are read as {read_as} here, and ours are UTF-8\n  type:  export PYTHONUTF8=1", code=2)
     from harness.cli.main import app
 
     signal.signal(signal.SIGINT, heeded)

@@ -530,6 +530,21 @@ def test_what_cuts_a_command_off_before_it_begins_is_no_divergence(before, code,
 
 
 @pytest.mark.parametrize(
+    ("mode", "code", "said"),
+    [
+        ("0", 2, "files are read as ANSI_X3.4-1968 here, and ours are UTF-8\n  type:  export PYTHONUTF8=1\n"),
+        ("1", 0, ""),
+    ],
+)
+def test_a_machine_that_reads_files_as_something_else_than_utf_8_is_told_what_to_type(mode, code, said):
+    command = [sys.executable, "-m", "harness.cli", "--version"]
+    done = subprocess.run(
+        command, env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": mode}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, f"eaglecheck: {said}" if said else "")
+
+
+@pytest.mark.parametrize(
     ("closed", "command", "code"),
     [
         ("2>&-", "run --scenario nowhere", 2),
