@@ -29,7 +29,8 @@ CAN_BROWSE := { $(HAS_BROWSER) || $(HAS_APT); }
 .PHONY: help setup run test test-no-engine browser lint docs clean $(ENGINES)
 
 help:
-	@echo "make run     set up, then the main job: SGLang $(ENGINE) against the reference (ENGINE=0.5.13 make run)"
+	@echo "make run     set up, then the main job: SGLang $(ENGINE) against the reference (ENGINE=0.5.13 make run,"
+	@echo "             or FAMILY=trained make run)"
 	@echo "make test    set up, then linter, types, import contract and the whole CPU test suite"
 	@echo "make test-no-engine    the tests that start no SGLang engine"
 	@echo "make setup   the control environment in $(VENV) only"
@@ -40,7 +41,7 @@ help:
 setup: $(BASE)
 
 run: $(BASE)
-	@$(VENV)/bin/eaglecheck run --engine $(ENGINE)
+	@$(VENV)/bin/eaglecheck run --engine $(ENGINE) $(addprefix --family ,$(FAMILY))
 
 # What tests need comes side by side: each part waits for the network, then keeps one core busy.
 test:

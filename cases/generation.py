@@ -14,7 +14,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from cases.boots import Boot
-from cases.kit import TEMPLATES, Kit, Opening, possible, shortest_life, turns
+from cases.builder import TEMPLATES, Builder, Opening, possible, shortest_life, turns
 from cases.templates import answers, handoff, rules, texts
 from harness.checks.logprobs import LOOSE
 from harness.contract.requests import ADJUSTING, CUTTING, OF_LOGPROBS, RequestSpec
@@ -67,54 +67,56 @@ def build(
 ) -> Scenario:
     """quiet: nothing but the template's own requests and ops. keys: requests sample, and ask for more than tokens."""
     chosen = TEMPLATES[template]
-    kit = Kit(random, boot)
-    kit.roams = chosen.roams
-    opening = chosen.build(kit)
-    kit.roams = True
+    builder = Builder(random, boot)
+    builder.roams = chosen.roams
+    opening = chosen.build(builder)
+    builder.roams = True
     if boot.engine.disaggregation and not quiet:
-        handoff.beside(kit, calm=opening.calm)
+        handoff.beside(builder, calm=opening.calm)
     elif not quiet:
-        _bystanders(kit, calm=opening.calm)
+        _other_requests(builder, calm=opening.calm)
         if opening.events:
-            _interference(kit, calm=opening.calm, protected=opening.protected)
-        _one_that_drafts(kit, calm=opening.calm)
+            _interference(builder, calm=opening.calm, protected=opening.protected)
+        _one_that_drafts(builder, calm=opening.calm)
     return Scenario(
         name=name,
         checkpoint=boot.checkpoint,
         spec=boot.spec,
-        engine=boot.engine.model_copy(update={"chunked_prefill_size": kit.chunk, "running_limit": kit.running_limit}),
-        requests=_asked(kit, opening, quiet=quiet) if keys else kit.timeline.requests,
-        script=kit.timeline.script(),
+        engine=boot.engine.model_copy(
+            update={"chunked_prefill_size": builder.chunk, "running_limit": builder.running_limit}
+        ),
+        requests=_asked(builder, opening, quiet=quiet) if keys else builder.timeline.requests,
+        script=builder.timeline.script(),
         # A request of higher priority may come in between anywhere, so nothing is certain then.
         wants=(template,) if chosen.certain and not boot.engine.priority_scheduling else (),
     )
 
 
-def _asked(kit: Kit, opening: Opening, *, quiet: bool) -> tuple[RequestSpec, ...]:
-    own = kit.timeline.requests if quiet else _with_keys(kit, opening)
-    if kit.boot.engine.rejection_sampling:
-        own = tuple(rules.sampling(request, kit.random) for request in own)
-    asked = asking(kit.random, kit.boot, own, cached=opening.cached)
-    updates = [step for step, op in kit.timeline.ops if op.kind == "update"]
-    before = {one.rid for step, one in kit.timeline.arrivals if updates and step <= max(updates)}
+def _asked(builder: Builder, opening: Opening, *, quiet: bool) -> tuple[RequestSpec, ...]:
+    own = builder.timeline.requests if quiet else _with_keys(builder, opening)
+    if builder.boot.engine.rejection_sampling:
+        own = tuple(rules.sampling(request, builder.random) for request in own)
+    asked = asking(builder.random, builder.boot, own, cached=opening.cached)
+    updates = [step for step, op in builder.timeline.ops if op.kind == "update"]
+    before = {one.rid for step, one in builder.timeline.arrivals if updates and step <= max(updates)}
     silent = [one.rid in before or opening.unlogged for one in asked]
     return tuple(one.model_copy(update=WITHOUT_LOGPROBS) if no else one for one, no in zip(asked, silent, strict=True))
 
 
-def _with_keys(kit: Kit, opening: Opening) -> tuple[RequestSpec, ...]:
+def _with_keys(builder: Builder, opening: Opening) -> tuple[RequestSpec, ...]:
     """Of every second scenario, whatever its template, some requests sample or ask for more; drawn last of all.
 
     Not those that the template needs as they are, for the lengths of what they accept or for log-probabilities, which
     nobody follows beside some keys; and one that drafts stays.
     """
-    own = kit.timeline.requests
-    if not rules.single(kit.boot) or kit.chance():
+    own = builder.timeline.requests
+    if not rules.single(builder.boot) or builder.chance():
         return own
     asked = [
-        request if request.rules else _judged(request, rules.perhaps_asking(request, kit.boot, kit.random))
+        request if request.rules else _judged(request, rules.perhaps_asking(request, builder.boot, builder.random))
         for request in own
     ]
-    if (plain := _drafting(kit, own)) and not _drafting(kit, asked):
+    if (plain := _drafting(builder, own)) and not _drafting(builder, asked):
         asked[own.index(plain[0])] = plain[0]
     return tuple(asked)
 
@@ -124,56 +126,58 @@ def _judged(own: RequestSpec, drawn: RequestSpec) -> RequestSpec:
     return own if own.return_logprob and {*LOOSE} & {*drawn.asked} else drawn
 
 
-def _bystanders(kit: Kit, *, calm: int) -> None:
+def _other_requests(builder: Builder, *, calm: int) -> None:
     """Up to MOST_REQUESTS in all; each arrives from step `calm` on, some as branches of an earlier prompt."""
-    for _ in range(kit.integer(0, min(2, MOST_REQUESTS - len(kit.timeline.requests)))):
-        prompt = kit.prompt_or_branch(kit.length())
-        request = kit.request(prompt, new=min(kit.new_tokens(), kit.room(prompt)), stops=True)
-        if kit.boot.spelled:
-            request = texts.perhaps_held(request, kit.random)
-        kit.timeline.arrive(calm + kit.integer(0, 8), request)
+    for _ in range(builder.integer(0, min(2, MOST_REQUESTS - len(builder.timeline.requests)))):
+        prompt = builder.prompt_or_branch(builder.length())
+        request = builder.request(prompt, new=min(builder.new_tokens(), builder.room(prompt)), stops=True)
+        if builder.boot.spelled:
+            request = texts.perhaps_held(request, builder.random)
+        builder.timeline.arrive(calm + builder.integer(0, 8), request)
 
 
-def _one_that_drafts(kit: Kit, *, calm: int) -> None:
+def _one_that_drafts(builder: Builder, *, calm: int) -> None:
     """A greedy request that surely writes more than its first token, if there is none: else nothing may be drafted, or
     no verify be compared token by token."""
-    if not _drafting(kit, kit.timeline.requests):
-        kit.timeline.arrive(calm, kit.request(kit.prompt_or_branch(kit.length()), new=kit.integer(2, 8)))
+    if not _drafting(builder, builder.timeline.requests):
+        builder.timeline.arrive(
+            calm, builder.request(builder.prompt_or_branch(builder.length()), new=builder.integer(2, 8))
+        )
 
 
-def _drafting(kit: Kit, requests: Sequence[RequestSpec]) -> list[RequestSpec]:
+def _drafting(builder: Builder, requests: Sequence[RequestSpec]) -> list[RequestSpec]:
     """Those that are greedy, live to the end and write more than one token, whatever they are."""
-    gone = {rid for _, op in kit.timeline.ops if op.kind == "abort" for rid in op.rids}
+    gone = {rid for _, op in builder.timeline.ops if op.kind == "abort" for rid in op.rids}
     left = [request for request in requests if request.rid not in gone]
     return [one for one in left if one.greedy and one.max_new_tokens > 1 and not (one.stop_token_ids or one.rules)]
 
 
-def _interference(kit: Kit, *, calm: int, protected: tuple[str, ...]) -> None:
+def _interference(builder: Builder, *, calm: int, protected: tuple[str, ...]) -> None:
     """Up to two of: abort, retraction of all or some, pause and resume, flush; from step `calm` on."""
-    gone = [rid for _, op in kit.timeline.ops if op.kind == "abort" for rid in op.rids]
-    free = [entry for entry in kit.timeline.arrivals if entry[1].rid not in (*protected, *gone)]
-    for _ in range(kit.integer(0, 2)):
-        kind = kit.random.choice(["retract", "retract-some", "pause", "flush", *(["abort"] if free else [])])
-        step = calm + kit.integer(0, 12)
+    gone = [rid for _, op in builder.timeline.ops if op.kind == "abort" for rid in op.rids]
+    free = [entry for entry in builder.timeline.arrivals if entry[1].rid not in (*protected, *gone)]
+    for _ in range(builder.integer(0, 2)):
+        kind = builder.random.choice(["retract", "retract-some", "pause", "flush", *(["abort"] if free else [])])
+        step = calm + builder.integer(0, 12)
         if kind == "abort":
-            entry = kit.random.choice(free)
-            _abort(kit, *entry, calm=calm)
+            entry = builder.random.choice(free)
+            _abort(builder, *entry, calm=calm)
             free.remove(entry)
         elif kind == "retract-some":
-            rids = [request.rid for request in kit.timeline.requests]
-            chosen = kit.random.sample(rids, kit.integer(0, len(rids) - 1))
-            kit.timeline.at(step, "retract", *chosen, name=None if chosen else "test")
+            rids = [request.rid for request in builder.timeline.requests]
+            chosen = builder.random.sample(rids, builder.integer(0, len(rids) - 1))
+            builder.timeline.at(step, "retract", *chosen, name=None if chosen else "test")
         else:
-            kit.timeline.at(step, kind)
+            builder.timeline.at(step, kind)
         if kind == "pause":
-            kit.timeline.at(step + kit.integer(1, 3), "resume")
+            builder.timeline.at(step + builder.integer(1, 3), "resume")
 
 
-def _abort(kit: Kit, arrival: int, request: RequestSpec, *, calm: int) -> None:
+def _abort(builder: Builder, arrival: int, request: RequestSpec, *, calm: int) -> None:
     """While the request surely lives: whether SGLang still passes on an abort of one that has ended is a race."""
-    first, last = max(arrival, calm), arrival + shortest_life(request, k=kit.k)
+    first, last = max(arrival, calm), arrival + shortest_life(request, k=builder.k)
     if first <= last:
-        kit.timeline.at(kit.integer(first, last), "abort", request.rid)
+        builder.timeline.at(builder.integer(first, last), "abort", request.rid)
 
 
 def asking(random: Random, boot: Boot, requests: tuple[RequestSpec, ...], *, cached: bool) -> tuple[RequestSpec, ...]:

@@ -32,9 +32,9 @@ from cases.mamba_weights import HalfMambaRecipe, MambaRecipe, NextMambaRecipe
 from cases.mla_weights import LatentRecipe
 from cases.mtp_weights import FiveLayersRecipe, MtpRecipe, WindowedRecipe
 from cases.oss_weights import GptOssRecipe, HalfOssRecipe
+from cases.perturbed import perturbed
 from cases.recipes import Eagle3Recipe, Noise, NormedRecipe, Pair, Qwen3EagleRecipe, Qwen3Recipe, Recipe
 from cases.step_weights import FiveStepLayersRecipe, StepRecipe
-from cases.stirred import stirred
 from cases.table_weights import TableRecipe
 from cases.trained_weights import TrainedEagle3Recipe, TrainedRecipe
 
@@ -110,7 +110,7 @@ RECIPES: dict[str, Recipe] = {
             for dtype in ("float16", "bfloat16")
         ),
         TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),
-        # Stirred (below): no two tensors are alike, and no two sizes that mean different things are one.
+        # Perturbed (below): no two tensors are alike, and no two sizes that mean different things are one.
         Recipe(name="eagle-apart", seed=20261150, **_APART, upper_gain=0.03),
         Recipe(
             name="eagle-apart64",
@@ -160,8 +160,8 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-#: Pairs whose draft and norms are moved, see `cases.stirred`.
-STIRRED = frozenset(
+#: Pairs whose draft and norms are moved, see `cases.perturbed`.
+PERTURBED = frozenset(
     name
     for name, recipe in RECIPES.items()
     if "-apart" in name
@@ -225,4 +225,4 @@ def pair_of(recipe: Recipe) -> Pair:
     """What a recipe makes, in memory."""
     noise = Noise(recipe.seed)
     pair = KINDS[type(recipe)](noise, recipe)
-    return stirred(noise, pair) if recipe.name in STIRRED else pair
+    return perturbed(noise, pair) if recipe.name in PERTURBED else pair

@@ -58,6 +58,10 @@ class Departure:
         """Which beam of the step before each beam of an EAGLE draft step attends to (see reference.draft.Attends)."""
         return parents
 
+    def sees_round(self) -> bool:
+        """Whether EAGLE draft steps see the rows that their round ran, themselves among them."""
+        return True
+
     def follow(self, scenario: Scenario, requests: Sequence[Followed]) -> None:
         """Look at all requests of a scenario before any row is asked for, in order of their submission."""
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -245,14 +245,18 @@ class _Round:
         return Chain(steps=tuple(self.steps), candidates=candidates, own=self.own)
 
 
-def _forward(head: Head, reading: Reading, rounds: Sequence[_Round]) -> None:
+def _forward(head: Head, reading: Reading, rounds: Sequence[_Round], *, own: bool) -> None:
     """Each round's newest rows say their output [t,h'], in one forward of the rows that these rounds fed so far."""
     device = reading.tokens.device
+    sight = Sight.of([(r.committed, r.origins) for r in rounds], device=device)
+    if not own:
+        rows, kept = len(sight.upto), len(reading.draft)
+        sight = replace(sight, only=torch.arange(kept + rows, device=device).expand(rows, -1) < kept)
     output, _ = head.forward(
         torch.tensor([token for r in rounds for token in r.tokens], device=device),
         torch.cat([hidden for r in rounds for hidden in r.hidden]),
         torch.tensor([position for r in rounds for position in r.positions], device=device),
-        Sight.of([(r.committed, r.origins) for r in rounds], device=device),
+        sight,
         reading.kept,
     )
     for r, newest in zip(rounds, torch.split(output, [len(r.tokens) for r in rounds]), strict=True):
@@ -284,10 +288,12 @@ def draft(
     k: int,
     t: int,
     attends: Attends = ancestors_only,
+    own: bool = True,
 ) -> list[Chain]:
     """k levels of proposals for each round (committed length >= 1, conditions) of one sequence, k-1 forwards a group.
 
-    The first level comes from the sequence's row c-1. Rounds do not see each other, nor the sequence from row c on.
+    own: whether a round's rows see themselves and their ancestors. The first level comes from the sequence's row c-1.
+    Rounds do not see each other, nor the sequence from row c on.
     """
     live = [_Round(reading, committed, forced, t, attends) for committed, forced in rounds]
     for group in grouped(live, (k - 1) * t):
@@ -295,6 +301,6 @@ def draft(
         for i in range(k - 1):
             for r in group:
                 r.feed(i)
-            _forward(head, reading, group)
+            _forward(head, reading, group, own=own)
             _answer(head, group)
     return [r.chain() for r in live]

@@ -99,7 +99,8 @@ class HeadDrafts:
 
         Distributions [k,V] are empty where drafts are not drawn.
         """
-        chains = self._chains([(part, conditions.forced) for part, conditions in rounds], self._attends)
+        own = all(departure.sees_round() for departure in self._departures)
+        chains = self._chains([(part, conditions.forced) for part, conditions in rounds], self._attends, own=own)
         found = []
         for (part, conditions), chain in zip(rounds, chains, strict=True):
             self._draft_rows(writer, part, chain, conditions.forced.chosen if self.temperature else {})
@@ -115,14 +116,16 @@ class HeadDrafts:
         self._own |= {part.start: self._tree(part, chain) for part, chain in zip(left, chains, strict=True)}
         return [self._own[part.start] for part in parts]
 
-    def _chains(self, rounds: Sequence[tuple[Part, Forced]], attends: Attends = ancestors_only) -> list[Chain]:
+    def _chains(
+        self, rounds: Sequence[tuple[Part, Forced]], attends: Attends = ancestors_only, *, own: bool = True
+    ) -> list[Chain]:
         """What each round drafts, in their order; those of one number of steps together."""
         steps = [part.spec(self.spec).num_steps for part, _ in rounds]
         found: dict[int, Chain] = {}
         for k in sorted(set(steps)):
-            places = [place for place, own in enumerate(steps) if own == k]
+            places = [place for place, one in enumerate(steps) if one == k]
             forced = [(rounds[place][0].start, rounds[place][1]) for place in places]
-            chains = draft(self.head, self.reading, forced, k=k, t=self.spec.eagle_topk, attends=attends)
+            chains = draft(self.head, self.reading, forced, k=k, t=self.spec.eagle_topk, attends=attends, own=own)
             found |= dict(zip(places, chains, strict=True))
         return [found[place] for place in range(len(rounds))]
 

@@ -4,10 +4,10 @@ import pytest
 from packaging.version import Version
 
 from cases.boots import BY_NAME
+from cases.builder import possible
 from cases.engine.explained import explained
 from cases.families import FAMILIES
 from cases.generation import generate
-from cases.kit import possible
 from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.types import Outcome

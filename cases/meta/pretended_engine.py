@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.engines import closure, envs
+from harness.engines import dependencies, envs
 
 #: Bodies of the pretended interpreter. $3 is the control socket. It imports nothing, so nothing is forked from it.
 ENDS = "echo 'Traceback (most recent call last):'\necho \"ModuleNotFoundError: No module named 'sglang'\"\nexit 1"
@@ -19,20 +19,23 @@ SLEEPS = "echo started\nexec sleep 600"
 
 def furnish(home: Path, *, body: str = ENDS, versions: Sequence[str] = envs.SUPPORTED) -> None:
     """Make `home` (which EAGLECHECK_HOME must name) look as if the releases were installed in it."""
-    folder = closure.location()
+    folder = dependencies.location()
     assert folder.parent == home
-    closure.torch_folder(folder).mkdir(parents=True)
-    interpreter = closure.interpreter(folder)
+    dependencies.torch_folder(folder).mkdir(parents=True)
+    interpreter = dependencies.interpreter(folder)
     interpreter.parent.mkdir()
     interpreter.write_text(f'#!/bin/sh\n[ "$3" = fork-server ] && exit 1\n{body}\n')
     interpreter.chmod(0o755)
-    closure.write_marker(folder, {"key": closure.key(), "python": closure.python_tag(), "torch": "2.13.0+cpu"})
+    dependencies.write_marker(
+        folder, {"key": dependencies.key(), "python": dependencies.python_tag(), "torch": "2.13.0+cpu"}
+    )
     for version in versions:
         engine = home / "engines" / version
         (engine / "site" / "sglang").mkdir(parents=True)
         (engine / "site" / "sglang" / "__init__.py").write_text("")
-        closure.write_marker(
-            engine, {"version": version, "closure": closure.key(), "python": closure.python_tag(), "record": ""}
+        dependencies.write_marker(
+            engine,
+            {"version": version, "closure": dependencies.key(), "python": dependencies.python_tag(), "record": ""},
         )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.engines import closure
+from harness.engines import dependencies
 
 SOURCE = b"# sglang"
 
@@ -21,13 +21,13 @@ def quiet(_line: str) -> None:
 
 @dataclass
 class PretendedPip:
-    """Stands in for `closure.run`: leaves the files that venv and pip would leave, and keeps the commands."""
+    """Stands in for `dependencies.run`: leaves the files that venv and pip would leave, and keeps the commands."""
 
     commands: list[str] = field(default_factory=list)
-    fail: Callable[[str], closure.Finished | None] = lambda command: None
+    fail: Callable[[str], dependencies.Finished | None] = lambda command: None
     seconds: float = 0.0
 
-    def __call__(self, command: Sequence[str], *, lock: int, progress: closure.Progress) -> closure.Finished:
+    def __call__(self, command: Sequence[str], *, lock: int, progress: dependencies.Progress) -> dependencies.Finished:
         os.fstat(lock)  # a closed lock would let a second installer in
         text = " ".join(command)
         self.commands.append(text)
@@ -35,18 +35,18 @@ class PretendedPip:
         if (ended := self.fail(text)) is not None:
             return ended
         if "-m venv" in text:
-            python = closure.interpreter(Path(command[-1]))
+            python = dependencies.interpreter(Path(command[-1]))
             python.parent.mkdir(parents=True)
             python.touch()
         elif "--target" in command:
             self._wheel(Path(command[command.index("--target") + 1]), command[-1])
         else:
             self._torch(Path(command[0]).parents[1])
-        return closure.Finished(code=0)
+        return dependencies.Finished(code=0)
 
     @staticmethod
     def _torch(folder: Path) -> None:
-        torch = closure.torch_folder(folder)
+        torch = dependencies.torch_folder(folder)
         torch.mkdir(parents=True)
         info = torch.with_name("torch-2.13.0+cpu.dist-info")
         info.mkdir()

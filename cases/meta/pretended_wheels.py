@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cases.meta.pretended_library import Image, container, library
-from harness.engines import closure
+from harness.engines import dependencies
 
 LOWEST = "manylinux_2_34_x86_64.manylinux_2_17_x86_64"
 #: What SGLang asks for, as far as these tests need: one of every kind in harness/machines/bundle_contents.toml.
@@ -93,13 +93,13 @@ OTHERS = {
 
 @dataclass
 class PretendedIndex:
-    """Stands in for `closure.run`: answers `pip download` with wheels made on the spot, and keeps what was asked."""
+    """Stands in for `dependencies.run`: answers `pip download` with wheels made on the spot."""
 
     asked: list[str] = field(default_factory=list)
     requires: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of SGLang, by version
-    fail: Callable[[str], closure.Finished | None] = lambda command: None
+    fail: Callable[[str], dependencies.Finished | None] = lambda command: None
 
-    def __call__(self, command: Sequence[str], *, lock: int, progress: closure.Progress) -> closure.Finished:
+    def __call__(self, command: Sequence[str], *, lock: int, progress: dependencies.Progress) -> dependencies.Finished:
         os.fstat(lock)
         if (ended := self.fail(" ".join(command))) is not None:
             return ended
@@ -108,7 +108,7 @@ class PretendedIndex:
             name, version = requirement.split("==")
             self.asked.append(requirement)
             self._make(folder, name, version)
-        return closure.Finished(code=0)
+        return dependencies.Finished(code=0)
 
     def _make(self, folder: Path, name: str, version: str) -> None:
         if name == "sglang":

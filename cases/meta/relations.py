@@ -14,8 +14,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from cases.boots import Boot
+from cases.builder import Builder, shortest_life
 from cases.generation import build
-from cases.kit import Kit, shortest_life
 from cases.meta.related import RelationResult, compare
 from cases.timeline import inserted
 from harness.contract.batches import leading_rounds, parts_of
@@ -147,12 +147,16 @@ def other_order(random: Random, scenario: Scenario) -> Scenario:
 
 
 @_relation("one more request beside the others", _company_kept)
-def bystander(random: Random, scenario: Scenario) -> Scenario:
+def extra_request(random: Random, scenario: Scenario) -> Scenario:
     boot = Boot(name="x", why="", spec=scenario.spec, engine=scenario.engine)
-    kit = Kit(random, boot, chunk=scenario.engine.chunked_prefill_size or 32)
-    request = kit.request(kit.prompt(kit.length(1, 60)), new=kit.new_tokens(6)).model_copy(update={"rid": "bystander"})
+    builder = Builder(random, boot, chunk=scenario.engine.chunked_prefill_size or 32)
+    request = builder.request(builder.prompt(builder.length(1, 60)), new=builder.new_tokens(6)).model_copy(
+        update={"rid": "extra_request"}
+    )
     arrival = Op(kind="submit", rids=(request.rid,))
-    return _with(scenario, kit.integer(0, 4), arrival).model_copy(update={"requests": (*scenario.requests, request)})
+    return _with(scenario, builder.integer(0, 4), arrival).model_copy(
+        update={"requests": (*scenario.requests, request)}
+    )
 
 
 @_relation("no prefix cache", _cache_was_used, reboots=True)

@@ -13,7 +13,7 @@ from cases.meta.histories import History
 from cases.meta.test_bisect_commits import FAILS, PASSES, bisect, know, notes, start
 from cases.meta.test_bisect_commits import home as home
 from harness.bisect.repository import Repository
-from harness.bisect.trees import workshop
+from harness.bisect.trees import worktrees
 
 
 @pytest.fixture
@@ -97,9 +97,9 @@ def test_a_tree_is_exactly_its_commits_python_files(home, history):
     history.write("python/sglang/moved.py", "being edited")
     repository = Repository(folder=history.folder)
     assert repository.dirty()
-    with workshop(repository) as shop:
+    with worktrees(repository) as trees:
         for commit in history.commits:
-            with shop.tree(commit) as python:
+            with trees.tree(commit) as python:
                 tree = python.parent
                 files = {path.relative_to(tree).as_posix() for path in (tree / "python").rglob("*") if path.is_file()}
                 assert files == set(history.git("ls-tree", "-r", "--name-only", commit, "python").splitlines())

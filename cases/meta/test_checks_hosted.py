@@ -19,7 +19,7 @@ from harness.coverage import POINTS, Where, names
 from harness.engine_side.hooks import HookRegistry
 from harness.engine_side.host.scheduler_state import COPIES, being_copied
 from harness.engine_side.mutants import acts_host  # noqa: F401  (importing it makes its acts known)
-from harness.engine_side.mutants.registry import ACTS, Scene
+from harness.engine_side.mutants.registry import ACTS, Context
 from harness.engine_side.probes.cached_rows import CachedRows
 from harness.engine_side.probes.host_probe import HostProbe
 from harness.engine_side.probes.recorder import Recorder
@@ -349,7 +349,7 @@ def test_what_mutants_make_of_a_copy_in_pages_of_two(act, args, expected):
     for draft in (False, True):
         values = {"host": torch.arange(4, 8), "device": torch.arange(4), "layer": torch.tensor(2)}
         values["draft"] = torch.tensor(draft)
-        made = values | ACTS[act](Scene(args={**args, "of": "draft"}, memory={}, page=2), values)
+        made = values | ACTS[act](Context(args={**args, "of": "draft"}, memory={}, page=2), values)
         kept = ([4, 5, 6, 7], [0, 1, 2, 3])
         assert (made["host"].tolist(), made["device"].tolist()) == (expected if draft else kept)
         assert int(made["layer"]) == 2 - (draft and act == "layer_before")

@@ -101,6 +101,13 @@ def test_a_request_is_refused_exactly_where_it_does_not_fit_with_what_drafts_tak
     assert found("admission", long_request(total, expect), *rounds, **seen) == signatures
 
 
+def test_a_request_without_a_priority_is_not_refused_for_one():
+    error = "503: Using priority is disabled for this server. Please send a new request without a priority."
+    scenario = program("plain", [request("a", 9, seed=1, new=10)], [submit("a"), DRAIN])
+    refusal = {"ends": {"a": ("error", 0)}, "events": [refused("a", error)]}
+    assert found("admission", scenario, **refusal) == ["MISSING_ROW:admission:PREFILL:refused"]
+
+
 def queued(limit):
     requests = [request(rid, 4, seed=1, new=4) for rid in "abc"]
     return program(

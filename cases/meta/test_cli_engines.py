@@ -24,7 +24,7 @@ from cases.meta.test_cli_bad_input import call
 from harness.archive.store import RunReader
 from harness.contract.types import Outcome
 from harness.contract.words import counted
-from harness.engines import closure, envs, process
+from harness.engines import dependencies, envs, process
 from reports import live
 
 
@@ -87,7 +87,7 @@ def test_a_matrix_of_engines_that_do_not_start_is_unknown(work):
 )
 def test_an_interpreter_that_cannot_be_started_is_unknown(work, damage, why):
     pretended_engine.furnish(work / "home")
-    python = closure.interpreter(closure.location())
+    python = dependencies.interpreter(dependencies.location())
     damage(python)
     done = call("run", "--scenario", "single")
     assert done.exit_code == 3, done.output

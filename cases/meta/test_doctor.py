@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from cases.meta.pretended_pip import PretendedPip, quiet
 from harness.cli.main import app
-from harness.engines import closure, envs
+from harness.engines import dependencies, envs
 from harness.machines import doctor, doctor_gpu
 
 usage = namedtuple("usage", "total used free")
@@ -30,7 +30,7 @@ INSTALL = "eaglecheck engines install "
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(envs, "current", lambda: None)
-    monkeypatch.setattr(closure, "run", PretendedPip())
+    monkeypatch.setattr(dependencies, "run", PretendedPip())
     return tmp_path / "home"
 
 
@@ -112,7 +112,7 @@ def test_an_installed_release_is_as_published_and_a_damaged_one_is_installed_aga
 
 def test_a_release_of_another_list_of_dependencies_is_not_ready(home, monkeypatch):
     envs.ensure("0.5.13", quiet)
-    monkeypatch.setattr(closure, "key", lambda: "0" * 12)
+    monkeypatch.setattr(dependencies, "key", lambda: "0" * 12)
     assert "another list of dependencies" in only("SGLang 0.5.13").detail
     old = [answer for answer in answers("engine dependencies") if answer.status == "warn"]
     assert [answer.fix.split()[0] for answer in old] == ["rm"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cases.meta.pretended_pip import PretendedPip
-from harness.engines import closure, envs
+from harness.engines import dependencies, envs
 from harness.engines.envs import EngineEnv
 from harness.machines import cards, doctor, doctor_gpu, fit, prebuild
 
@@ -31,7 +31,7 @@ def smi(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{place}:/usr/bin:/bin")
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(envs, "current", lambda: None)
-    monkeypatch.setattr(closure, "run", PretendedPip())
+    monkeypatch.setattr(dependencies, "run", PretendedPip())
     monkeypatch.setattr(fit, "torch_version", lambda: "2.11.0+cu130")
     monkeypatch.setattr(prebuild, "nvcc", lambda: None)
 

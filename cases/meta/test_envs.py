@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cases.meta.pretended_pip import PretendedPip, quiet
-from harness.engines import closure, envs, releases
+from harness.engines import dependencies, envs, releases
 
 
 @pytest.fixture
@@ -38,22 +38,22 @@ def index(home):
 @pytest.fixture
 def pip(home, monkeypatch):
     pretended = PretendedPip()
-    monkeypatch.setattr(closure, "run", pretended)
+    monkeypatch.setattr(dependencies, "run", pretended)
     return pretended
 
 
-def test_a_fresh_home_gets_the_closure_once_and_each_release_beside_it(home, pip):
+def test_a_fresh_home_gets_the_dependencies_once_and_each_release_beside_it(home, pip):
     first, second = envs.ensure("0.5.13", quiet), envs.ensure("v0.5.23", quiet)
     assert (first.ready, second.ready, second.version) == (True, True, "0.5.23")
-    assert first.python == second.python == closure.location() / "bin" / "python"
+    assert first.python == second.python == dependencies.location() / "bin" / "python"
     assert first.pythonpath == (home / "engines" / "0.5.13" / "site",)
     assert first.torch == "2.13.0+cpu"
     assert (pip.count("-m venv"), pip.count("-r "), pip.count("--target")) == (1, 1, 2)
     assert "--no-deps --only-binary=sglang" in pip.commands[-1], "no dependencies of its own, nothing built"
     assert pip.commands[-1].endswith("sglang==0.5.23")
-    marker = json.loads((home / "engines" / "0.5.13" / closure.MARKER).read_text())
+    marker = json.loads((home / "engines" / "0.5.13" / dependencies.MARKER).read_text())
     assert len(marker.pop("record")) == 64
-    assert marker == {"version": "0.5.13", "closure": closure.key(), "python": closure.python_tag()}
+    assert marker == {"version": "0.5.13", "closure": dependencies.key(), "python": dependencies.python_tag()}
 
 
 @pytest.mark.parametrize("stage", ["-m venv", "-r ", "--target"])
@@ -87,11 +87,19 @@ def test_leftovers_of_an_interrupted_release_do_not_survive_into_the_finished_on
 @pytest.mark.parametrize(
     ("damage", "why", "venvs"),
     [
-        (lambda folder: (folder / closure.MARKER).write_text(""), "an installation was interrupted", 1),
-        (lambda folder: (folder / closure.MARKER).write_text("[]"), "an installation was interrupted", 1),
+        (lambda folder: (folder / dependencies.MARKER).write_text(""), "an installation was interrupted", 1),
+        (lambda folder: (folder / dependencies.MARKER).write_text("[]"), "an installation was interrupted", 1),
         (lambda folder: shutil.rmtree(folder / "site" / "sglang"), "damaged: its sglang package is missing", 1),
-        (lambda _: shutil.rmtree(closure.torch_folder(closure.location())), "its shared environment is not built", 2),
-        (lambda _: closure.interpreter(closure.location()).unlink(), "its shared environment is not built", 2),
+        (
+            lambda _: shutil.rmtree(dependencies.torch_folder(dependencies.location())),
+            "its shared environment is not built",
+            2,
+        ),
+        (
+            lambda _: dependencies.interpreter(dependencies.location()).unlink(),
+            "its shared environment is not built",
+            2,
+        ),
     ],
 )
 def test_what_is_damaged_is_named_and_installed_again(home, pip, damage, why, venvs):
@@ -104,14 +112,14 @@ def test_what_is_damaged_is_named_and_installed_again(home, pip, damage, why, ve
 
 def test_another_list_of_dependencies_means_another_folder_and_names_the_old_one(pip, tmp_path, monkeypatch):
     envs.ensure("0.5.13", quiet)
-    old = closure.location()
-    changed = tmp_path / "closure.txt"
-    changed.write_text(closure.REQUIREMENTS.read_text() + "six==1.17.0\n")
-    monkeypatch.setattr(closure, "REQUIREMENTS", changed)
+    old = dependencies.location()
+    changed = tmp_path / "dependencies.txt"
+    changed.write_text(dependencies.REQUIREMENTS.read_text() + "six==1.17.0\n")
+    monkeypatch.setattr(dependencies, "REQUIREMENTS", changed)
     said = []
     assert envs.ensure("0.5.13", said.append).ready
-    assert closure.location() != old
-    assert closure.leftovers() == (old,)
+    assert dependencies.location() != old
+    assert dependencies.leftovers() == (old,)
     assert any(str(old) in line and "rm -r" in line for line in said)
 
 
@@ -137,12 +145,12 @@ NO_MATCH = "ERROR: No matching distribution found for sglang==0.5.13"
     [
         (
             "--target",
-            closure.Finished(code=1, tail=(NO_MATCH,)),
+            dependencies.Finished(code=1, tail=(NO_MATCH,)),
             # The folder has a space: quoted, so that it can be pasted.
             ["pip could not install SGLang 0.5.13 (exit 1)", NO_MATCH, "type the same command", "' -I -m pip install"],
         ),
-        ("-r ", closure.Finished(code=1, tail=(NO_SPACE,)), ["no space left on device", "EAGLECHECK_HOME"]),
-        ("--target", closure.Finished(code=0), ["pip reported success but left no SGLang 0.5.13"]),
+        ("-r ", dependencies.Finished(code=1, tail=(NO_SPACE,)), ["no space left on device", "EAGLECHECK_HOME"]),
+        ("--target", dependencies.Finished(code=0), ["pip reported success but left no SGLang 0.5.13"]),
     ],
 )
 def test_a_failing_pip_shows_the_cause_and_what_to_type(pip, stage, done, says):
@@ -269,6 +277,6 @@ def test_the_exit_code_of_the_module_follows_the_table(versions, code):
 
 
 def test_a_failed_installation_exits_4(pip, capsys):
-    pip.fail = lambda command: closure.Finished(code=1)
+    pip.fail = lambda command: dependencies.Finished(code=1)
     assert envs.main(["0.5.13"]) == 4
     assert "could not make a virtual environment" in capsys.readouterr().err

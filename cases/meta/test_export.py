@@ -98,7 +98,7 @@ def test_it_makes_the_pair_byte_for_byte_with_nothing_that_another_pair_needs(on
     text = exported(replace(one, scenario=scenario), launch(one), name="repro.py", form="script")
     assert imported(text) <= ALLOWED
     assert "class HybridRecipe" not in text
-    assert ("def stirred" in text) is (name in pairs.STIRRED)
+    assert ("def perturbed" in text) is (name in pairs.PERTURBED)
     (tmp_path / "repro.py").write_text(text)
     for module in [each for each in sys.modules if each.startswith("repro_")]:
         del sys.modules[module]

@@ -44,7 +44,7 @@ def test_the_scenarios_of_a_seed_are_driven_boot_by_boot(driven):
     done, (plan,) = driven("--examples", str(2 * len(BOOTS)), "--seed", "7", "--seconds", "60")
     assert done.exit_code == 0, done.output
     assert list(plan.scenarios) == [one for boot in BOOTS.values() for one in generate(boot, count=2, seed=7)]
-    assert plan.box == 60 / len(BOOTS)
+    assert plan.time_limit == 60 / len(BOOTS)
     assert "--seed 7" in done.output
 
 
@@ -76,7 +76,7 @@ def test_examples_are_scenarios_in_all_and_boots_take_turns(driven, count):
         for one in generate(boot, count=max(shares), seed=5)[:share]  # the same scenario i of a boot, however many
     ]
     assert (len(plan.scenarios), list(plan.scenarios)) == (count, wanted)
-    assert plan.box == 60 / min(count, len(names))
+    assert plan.time_limit == 60 / min(count, len(names))
     left = names[count:]
     assert ("left out, since" in done.output) == bool(left)
     if left:
@@ -90,7 +90,7 @@ def test_no_more_engines_boot_than_the_seconds_are_worth(driven, seconds, worth)
     done, (plan,) = driven("--seconds", seconds, "--seed", "5")
     assert done.exit_code == 0, done.output
     driven_on = {one.boot_key() for one in plan.scenarios}
-    assert (len(driven_on), plan.box) == (worth, float(seconds) / worth)
+    assert (len(driven_on), plan.time_limit) == (worth, float(seconds) / worth)
     left = [name for name, boot in BOOTS.items() if boot.boot_key() not in driven_on]
     assert len(left) == len(BOOTS) - worth
     assert ("are worth no more boots" in done.output) == bool(left)
@@ -113,7 +113,7 @@ def test_boots_are_named_and_what_they_need_is_assumed(driven, tmp_path):
     done, (plan,) = driven("--family", "tree", "--boot", "deep-tree", "--examples", "3", "--json", "found.json")
     assert done.exit_code == 0, done.output
     assert {one.boot_key() for one in plan.scenarios} == {BY_NAME["deep-tree"].boot_key()}
-    assert (len(plan.scenarios), plan.setup.assumed, plan.box) == (3, BY_NAME["deep-tree"].assumes, None)
+    assert (len(plan.scenarios), plan.setup.assumed, plan.time_limit) == (3, BY_NAME["deep-tree"].assumes, None)
     assert "F-003" in plan.setup.assumed
     seed = json.loads((tmp_path / "found.json").read_text())["seed"]
     assert plan.scenarios == tuple(generate(BY_NAME["deep-tree"], count=3, seed=seed))

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases.boots import BY_NAME, OF_FAMILY
+from cases.builder import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life, turns
 from cases.generation import BESIDE_TOKENS, MOST_REQUESTS, build, generate, greedy, scenarios
-from cases.kit import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life, turns
 from cases.templates.handoff import MOST
 from cases.timeline import Timeline, inserted
 from harness.checks.logprobs import LOOSE

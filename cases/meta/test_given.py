@@ -100,6 +100,18 @@ def test_a_module_that_makes_events_of_cuda_gets_one_that_waits_for_nothing_and_
     assert [entry["operation"] for entry in ops.describe()] == ["prefill: torch.cuda.Event"]
 
 
+def test_a_module_that_asks_for_torchs_own_device_gets_the_cpu_where_torch_was_built_for_cards(monkeypatch):
+    """On a machine with cards recurrent layers on a CPU began CUDA in a process that was forked."""
+    ops, module = CpuOps(ImportHooks()), SimpleNamespace(__name__="model", torch=torch)
+    for built_for, operations in ((torch.cpu, []), (torch.cuda, ["model: torch.get_device_module"])):
+        monkeypatch.setattr(torch, "get_device_module", lambda device=None, own=built_for: device or own)
+        ops._patch_own_device(module, "get_device_module")
+        assert module.torch.get_device_module() is torch.cpu
+        assert [entry["operation"] for entry in ops.describe()] == operations
+    assert module.torch.get_device_module("named") == "named"
+    assert module.torch.empty is torch.empty
+
+
 # Whose files
 
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from harness.engine_side.replacement_kernels import index_scores
 from harness.engine_side.replacement_kernels.index_scores import (
     PACKAGE,
     IndexScores,
@@ -15,6 +16,7 @@ from harness.engine_side.replacement_kernels.index_scores import (
 
 HEADS, WIDTH, PAGE = 3, 16, 64
 INF = float("inf")
+FILES = ("__init__.py", "include/deep_gemm/common.cuh")
 
 
 def drawn(*shape):
@@ -40,7 +42,7 @@ def test_pages_hold_what_a_row_of_keys_does():
     keys, scales = drawn(4, PAGE, WIDTH).to(torch.float8_e4m3fn), drawn(4, PAGE).abs()
     parts = (keys.view(torch.uint8).reshape(4, -1), scales.view(torch.uint8).reshape(4, -1))
     cache = torch.cat(parts, dim=1).reshape(4, PAGE, 1, WIDTH + 4)
-    table, lengths = torch.tensor([[3, 1], [2, -1]]), torch.tensor([[69, 70], [4, 5]])
+    table, lengths = torch.tensor([[3, 1, -1], [2, 1 << 30, 4]]), torch.tensor([[69, 70], [4, 5]])
     q, weights = drawn(2, 2, HEADS, WIDTH).to(torch.float8_e4m3fn), drawn(4, HEADS)
     found = fp8_paged_mqa_logits(q, cache, weights, lengths, table, torch.zeros(0), 80)
     for number, pages in enumerate(((3, 1), (2,))):
@@ -63,12 +65,15 @@ def test_one_length_holds_for_all_queries_of_a_request():
 
 @pytest.mark.parametrize(
     ("files", "stands_in"),
-    [((), True), (("__init__.py",), True), (("__init__.py", "include/deep_gemm/common.cuh"), False)],
-    ids=["not-there", "without-headers", "whole"],
+    [((), True), (FILES[:1], True), (FILES, True), ((*FILES, "cuda/bin/nvcc"), False)],
+    ids=["not-there", "without-headers", "without-a-compiler", "whole"],
 )
 def test_it_stands_in_for_a_package_that_is_not_whole_and_says_so(files, stands_in, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / PACKAGE / "cuda"))
+    monkeypatch.setattr(index_scores, "CUDA", str(tmp_path))
+    monkeypatch.setattr(index_scores.shutil, "which", lambda name: None)
     for name in files:
         (tmp_path / PACKAGE / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / PACKAGE / name).write_text("")

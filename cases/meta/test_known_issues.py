@@ -241,6 +241,7 @@ REACHED = {
     "F-036": (CHAIN, EngineConfig(enable_custom_logit_processor=True), "cpu"),
     "F-037": (CHAIN, ONE, "cpu"),
     "F-091": (LAYERS, RANKS, "cpu"),
+    "F-114": (SpecConfig(algorithm="EAGLE"), EngineConfig(attention_backend="dsa"), "cuda"),
 }
 
 
@@ -321,6 +322,8 @@ def ids(text, made, *, release, device="cuda", reasons=()):
 
 
 PREFILL_OFF, EXTEND_OFF = (f"NUMERIC:extend:{phase}:hidden_out-off" for phase in ("DRAFT_PREFILL", "EXTEND"))
+TARGET_OFF, TARGET_NAN = (f"NUMERIC:verify:PREFILL:hidden_out-{how}" for how in ("off", "nan"))
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 STOP, NAN = "TOKEN:finish:ACCEPT:ran-past-stop", "NUMERIC:extend:EXTEND:hidden_out-nan"
 FEW = "CRASH:ledger:VERIFY:srt/speculative/eagle_worker_common.py:_compact_accept_to_front"
 FREED = "CRASH:ledger:DRAFT:srt/speculative/triton_ops/cache_locs.py:assign_extend_cache_locs_func"
@@ -424,6 +427,33 @@ def test_what_an_eagle3_head_lacks_or_says_elsewhere_is_seen(tmp_path, config, t
     save_file({name: np.zeros((2, 4), dtype=np.float32) for name in tensors}, tmp_path / "model.safetensors")
     draft = draft_facts(tmp_path, tmp_path)
     assert (draft.lacks_head, draft.layers_beside) == facts
+
+
+@pytest.mark.parametrize(
+    ("config", "signature", "expected"),
+    [
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}, TARGET_OFF, "F-113"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, TARGET_OFF, ""),
+        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 4096}, TARGET_OFF, ""),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, TARGET_OFF, "F-128"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, TARGET_OFF, "F-128"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, TARGET_OFF, ""),
+        ({"architectures": ["LlamaForCausalLM"], "quantization_config": BLOCKS}, TARGET_NAN, "F-100"),
+        ({"architectures": ["Qwen3ForCausalLM"], "quantization_config": BLOCKS}, TARGET_NAN, ""),
+        ({"architectures": ["Qwen3NextForCausalLM"], "linear_num_value_heads": 4}, EXTEND_OFF, "F-095"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, EXTEND_OFF, ""),
+    ],
+)
+def test_a_target_of_the_users_points_at_what_its_config_reaches(tmp_path, config, signature, expected):
+    folder = tmp_path / "target"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"fc.weight": np.zeros((2, 4), dtype=np.float32)}, tmp_path / "model.safetensors")
+    save_file({"norm": np.zeros(2, dtype=np.float32)}, folder / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    pair = draft_facts(folder, tmp_path)
+    found = known_as([signature], scenario=scenario(algorithm="EAGLE3"), release="0.5.23", device="cuda", draft=pair)
+    assert [one.id for one in found.get(signature, ())] == [expected] * bool(expected)
 
 
 def test_a_draft_that_is_gone_points_nowhere(tmp_path):

@@ -5,22 +5,22 @@ import torch
 
 from harness.engine_side.mutants import armed  # noqa: F401  (makes every act known)
 from harness.engine_side.mutants.acts_verify import _line
-from harness.engine_side.mutants.registry import ACTS, Scene, Share
+from harness.engine_side.mutants.registry import ACTS, Context, Share
 
 # Two requests: "a" with rows 0..2, "b" with rows 3..4 (half read), both after a retraction of "b".
 SHARES = [Share("a", 0, 3, 10), Share("b", 3, 2, 20, False, 1)]
 ALONE = [Share("a", 0, 1)]
 
 
-def scene(memory=None, shares=SHARES, step=0, batch=0, **args):
-    return Scene(args=args, memory={} if memory is None else memory, shares=shares, step=step, batch=batch)
+def context(memory=None, shares=SHARES, step=0, batch=0, **args):
+    return Context(args=args, memory={} if memory is None else memory, shares=shares, step=step, batch=batch)
 
 
 def ran(name, values, at=None):
     """The values an act leaves, with those it was given unharmed."""
     given = {key: torch.as_tensor(value) for key, value in values.items()}
     before = {key: value.clone() for key, value in given.items()}
-    made = ACTS[name](at or scene(), given)
+    made = ACTS[name](at or context(), given)
     assert all(torch.equal(given[key], before[key]) for key in before), f"{name} wrote into what it was given"
     return {key: value.tolist() for key, value in made.items()}
 
@@ -45,7 +45,7 @@ def ran(name, values, at=None):
     ],
 )
 def test_acts_on_rows(name, args, expected):
-    assert ran(name, {"ids": [1, 2, 3, 4, 5]}, scene(field="ids", **args)) == {"ids": expected}
+    assert ran(name, {"ids": [1, 2, 3, 4, 5]}, context(field="ids", **args)) == {"ids": expected}
 
 
 #      0
@@ -122,7 +122,7 @@ MAP = {"map": [0, 2, 5, 9]}
     ],
 )
 def test_acts_on_the_values_of_a_site(name, values, expected):
-    assert ran(name, values, scene(field="hidden", parts=3)) == expected
+    assert ran(name, values, context(field="hidden", parts=3)) == expected
 
 
 @pytest.mark.parametrize(
@@ -142,13 +142,13 @@ def test_acts_on_the_values_of_a_site(name, values, expected):
     ],
 )
 def test_acts_on_the_value_that_a_mutant_names(name, args, values, expected):
-    assert ran(name, values, scene(**args)) == expected
+    assert ran(name, values, context(**args)) == expected
 
 
 def test_narrow_mask_loses_a_column_of_every_row_and_keeps_its_length():
     shares = [Share("a", 0, 2, 1), Share("b", 2, 2, 2)]  # rows of 1 + 2 and 2 + 2 columns
     values = {"mask": [11, 12, 13, 21, 22, 23, 31, 32, 33, 34, 41, 42, 43, 44], "next_token": [[1, -1], [1, -1]]}
-    made = ran("mask_narrow", values, scene(shares=shares))
+    made = ran("mask_narrow", values, context(shares=shares))
     assert made == {"mask": [12, 13, 22, 23, 32, 33, 34, 42, 43, 44, 0, 0, 0, 0]}
 
 
@@ -157,7 +157,7 @@ def test_mask_bit_changes_one_bit_of_the_last_node(column, place):
     committed, n = 3, 5
     mask = torch.zeros(n * (committed + n), dtype=torch.bool)
     made = ran(
-        "mask_bit", {**TREE, "mask": mask}, scene(shares=[Share("a", 0, n, committed)], column=column, value=True)
+        "mask_bit", {**TREE, "mask": mask}, context(shares=[Share("a", 0, n, committed)], column=column, value=True)
     )
     assert [index for index, bit in enumerate(made["mask"]) if bit] == [(n - 1) * (committed + n) + committed + place]
 
@@ -169,49 +169,49 @@ def test_line_of_a_node_goes_up_to_the_root():
 def test_frozen_holds_the_first_step_of_each_round():
     memory, seen = {}, []
     for step, value in [(0, 5), (1, 6), (2, 7), (0, 8), (1, 9)]:
-        seen.append(ran("frozen", {"ids": [value]}, scene(memory, step=step, field="ids")).get("ids", [value])[0])
+        seen.append(ran("frozen", {"ids": [value]}, context(memory, step=step, field="ids")).get("ids", [value])[0])
     assert seen == [5, 5, 5, 8, 8]
 
 
 def test_from_before_hands_on_what_the_same_request_had_a_round_earlier():
     memory, steps = {}, [(0, 5, {"ids": [5]}), (1, 6, {}), (0, 7, {"ids": [5]})]
     for step, value, expected in steps:
-        assert ran("from_before", {"ids": [value]}, scene(memory, ALONE, step, field="ids")) == expected
+        assert ran("from_before", {"ids": [value]}, context(memory, ALONE, step, field="ids")) == expected
 
 
 def test_second_best_leaves_the_best_out():
-    one = scene(shares=ALONE, field="ids")
+    one = context(shares=ALONE, field="ids")
     one.logits = torch.tensor([[0.0, 3.0, 2.0, 1.0]])
     assert ran("second_best", {"ids": [[1, 2]]}, one) == {"ids": [[2, 3]]}
 
 
 def test_pool_hands_out_again_what_it_handed_out_first():
     memory = {}
-    assert ran("hand_out_again", {"slots": [1, 2]}, scene(memory)) == {}
-    assert ran("hand_out_again", {"slots": [3, 4]}, scene(memory)) == {"slots": [3, 1]}
+    assert ran("hand_out_again", {"slots": [1, 2]}, context(memory)) == {}
+    assert ran("hand_out_again", {"slots": [3, 4]}, context(memory)) == {"slots": [3, 1]}
 
 
 def test_finished_request_stays_for_one_batch_however_often_the_scheduler_asks():
     memory, values = {}, {"keep": [0], "finished": [False, True]}
-    kept = [ran("keep_finished", values, scene(memory, batch=batch))["keep"] for batch in (4, 4, 5)]
+    kept = [ran("keep_finished", values, context(memory, batch=batch))["keep"] for batch in (4, 4, 5)]
     assert kept == [[0, 1], [0, 1], [0]]
 
 
 def test_one_live_request_is_dropped_once():
     memory = {}
-    assert ran("drop_live", {"keep": [0, 1, 2]}, scene(memory)) == {"keep": [0, 1]}
-    assert ran("drop_live", {"keep": [0, 1, 2]}, scene(memory)) == {}
+    assert ran("drop_live", {"keep": [0, 1, 2]}, context(memory)) == {"keep": [0, 1]}
+    assert ran("drop_live", {"keep": [0, 1, 2]}, context(memory)) == {}
 
 
 def test_a_layers_tail_stays_what_it_was_and_the_rest_rotates():
     memory, ends = {}, [share.last for share in SHARES]
-    assert ran("tail_kept", {"input_ids": list(range(100, 105))}, scene(memory)) == {}
-    made = ran("tail_kept", {"input_ids": list(range(5))}, scene(memory, step=1))["input_ids"]
+    assert ran("tail_kept", {"input_ids": list(range(100, 105))}, context(memory)) == {}
+    made = ran("tail_kept", {"input_ids": list(range(5))}, context(memory, step=1))["input_ids"]
     assert made == [100 + row if row in ends else row for row in range(5)]
 
 
 def test_an_idle_rank_keeps_the_state_of_its_last_requests():
-    kept = scene()
+    kept = context()
     kept.state = torch.ones(2, 1)
     assert ran("kept_state", {"hidden": torch.empty(0, 1)}, kept) == {"hidden": [[1.0], [1.0]]}
     assert ran("kept_state", {"hidden": torch.empty(0, 1)}) == {}

@@ -80,7 +80,8 @@ def test_what_is_not_finite_fails_on_either_side(bad, side):
     for name, one in (("engine", engine), ("truth", truth)):
         if side in (name, "both"):
             one[5, 3] = bad
-    assert np.flatnonzero(~judged(truth, own, engine).passed).tolist() == [5]
+    errors = judged(truth, own, engine)
+    assert np.flatnonzero(~errors.passed).tolist() == [5] == np.flatnonzero(errors.mismatched).tolist()
 
 
 def test_a_second_run_that_is_exact_by_luck_does_not_forbid_rounding():

@@ -15,8 +15,8 @@ from cases.meta import pretended_wheels
 from cases.meta.pretended_pip import quiet
 from cases.meta.pretended_wheels import OTHER, OWN, REQUIRES, REQUIRES_TORCH, PretendedIndex, sglang_files
 from cases.meta.test_cli_bad_input import call
-from harness.engines import closure
-from harness.engines.closure import EnvError
+from harness.engines import dependencies
+from harness.engines.dependencies import EnvError
 from harness.machines import archives, bundle_contents, bundle_files, pack, prebuild
 from harness.machines.bundle import Manifest
 
@@ -27,7 +27,7 @@ TORCH = "2.11.0+cu130"
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PretendedIndex:
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
     pretended = PretendedIndex()
-    monkeypatch.setattr(closure, "run", pretended)
+    monkeypatch.setattr(dependencies, "run", pretended)
     monkeypatch.setattr(prebuild, "build", lambda **_: {"norm/norm.so": b"\x7fELFnorm"})
     return pretended
 
@@ -295,7 +295,9 @@ def test_files_are_no_larger_than_asked_for_and_hold_everything_once(index, tmp_
 
 
 def test_a_pip_that_finds_nothing_shows_its_last_lines(index, tmp_path):
-    index.fail = lambda command: closure.Finished(code=1, tail=("ERROR: No matching distribution found for sglang",))
+    index.fail = lambda command: dependencies.Finished(
+        code=1, tail=("ERROR: No matching distribution found for sglang",)
+    )
     with pytest.raises(EnvError, match="No matching distribution") as caught:
         packed(tmp_path / "b", "0.5.13")
     assert "packing needs a package index" in caught.value.next_step

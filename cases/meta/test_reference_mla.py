@@ -14,8 +14,10 @@ from transformers import DeepseekV3ForCausalLM, DeepseekV32ForCausalLM
 
 from cases.checkpoints import make
 from cases.meta.test_reference_model import assert_like_hf, tokens_of
+from harness.defects.unseen_round import UnseenRound
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError
+from reference.draft import Forced, Reading, draft
 from reference.pairs import load_pair, load_target
 
 torch.set_num_threads(1)
@@ -142,3 +144,24 @@ def test_steps_that_share_a_choice_see_neither_themselves_nor_each_other(indexed
     steps, alone = (shared.forward(*one, kept)[0] for one in (both, second))
     assert torch.allclose(steps[1], alone[0], rtol=0, atol=1e-12)
     assert (plain.forward(*both, kept)[0][1] - steps[1]).abs().max() > 1e-3
+
+
+def test_steps_that_see_nothing_of_their_round_are_what_steps_with_a_shared_choice_are(indexed):
+    """F-114, where an indexer chooses every row; a tree's beams, too."""
+    place = indexed(30)
+    file = place / "config.json"
+    _, plain = load_pair(place, place, torch.float64)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"index_share_for_mtp_iteration": True}))
+    _, shared = load_pair(place, place, torch.float64)
+    tokens = tokens_of(24, plain.target.vocab).tolist()
+    drawn = {}
+    for name, head, own in (
+        ("plain", plain, True),
+        ("unseen", plain, UnseenRound().sees_round()),
+        ("shared", shared, True),
+    ):
+        rounds = [(length, Forced()) for length in (12, 23)]
+        chains = draft(head, Reading.of(head, tokens), rounds, k=3, t=2, own=own)
+        drawn[name] = torch.stack([step.hidden_out for chain in chains for step in chain.steps])
+    assert torch.allclose(drawn["unseen"], drawn["shared"], rtol=0, atol=1e-10)
+    assert (drawn["plain"] - drawn["unseen"]).abs().max() > 1e-2

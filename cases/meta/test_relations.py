@@ -107,7 +107,14 @@ def test_nothing_in_common_and_a_crash_are_unknown():
 
 def test_change_that_left_no_mark_is_unknown():
     before, _ = traces()
-    asked = {"other_chunk", "other_order", "bystander", "prefix_cache_off", "retract_and_resume", "neighbour_aborted"}
+    asked = {
+        "other_chunk",
+        "other_order",
+        "extra_request",
+        "prefix_cache_off",
+        "retract_and_resume",
+        "neighbour_aborted",
+    }
     assert asked <= set(RELATIONS)
     for relation in RELATIONS.values():
         result = relation.judge(GIVEN, before, handmade.copy_trace(before))

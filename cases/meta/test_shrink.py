@@ -1,7 +1,7 @@
-"""Shrinking keeps the signature, ends at the smallest program, stays in its budget; tallies say enough."""
+"""Shrinking keeps the signature, ends at the smallest program, stays in its budget; failures are counted."""
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -9,11 +9,12 @@ from cases.boots import BY_NAME
 from cases.generation import generate
 from cases.meta import handmade
 from harness.checks import group, judge
+from harness.checks.findings import root_signatures
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.types import Kind
-from harness.search.shrink import Budget, shrink, simpler_boots, smaller, tidy
-from harness.search.tally import roots, size, tally
+from harness.search.fuzz import failures
+from harness.search.shrink import Budget, shrink, simpler_boots, size, smaller, tidy
 
 SIGNATURE = "EXTEND_INPUT:inputs:DRAFT_PREFILL:chunk-tail"
 OTHER = "POSITION:positions:DRAFT:one-ahead"
@@ -136,7 +137,13 @@ def test_tidy_joins_scheduler_steps_and_waits_for_nothing_at_the_ends():
     ) == (submit, Op(kind="step", count=4), Op(kind="retract"), drain)
 
 
-# Tallies
+# Failures of a run
+
+
+@dataclass(frozen=True)
+class Result:
+    scenario: Scenario
+    findings: list
 
 
 def broken(round_number):
@@ -155,30 +162,23 @@ def first_of(divergences):
     return next(found for found in divergences if found.first)
 
 
-def test_the_same_failure_in_many_scenarios_is_one_finding_with_a_count():
+def test_the_same_failure_in_many_scenarios_is_one_with_a_count_and_the_smallest_of_them():
     given, _, _, divergences = broken(2)
-    findings = group(divergences)
     larger = given.model_copy(update={"requests": given.requests[:2], "script": given.script[-1:]})
-    entries = tally([(given, findings), (larger, findings)])
-    assert [entry.scenarios for entry in entries] == [2] * len(entries)
-    assert entries[0].divergences == 2 * findings[0].count
-    assert entries[0].smallest == larger
+    other = replace(first_of(divergences), kind=Kind.CACHE_SLOT, check="slots")
+    judged = [(given, divergences), (larger, divergences), (given, [other])]
+    found = failures([Result(scenario, group(shown)) for scenario, shown in judged])
+    assert [(one.signature, one.scenarios) for one in found] == [
+        (first_of(divergences).signature, 2),
+        (other.signature, 1),
+    ]
+    assert found[0].smallest == larger
 
 
-def test_failures_of_two_kinds_are_two_findings():
-    given, _, _, divergences = broken(2)
-    first = first_of(divergences)
-    other = replace(first, kind=Kind.CACHE_SLOT, check="slots")
-    entries = tally([(given, group([first])), (given, group([other]))])
-    assert {entry.signature for entry in entries} == {first.signature, other.signature}
-    assert [entry.scenarios for entry in entries] == [1, 1]
-
-
-def test_a_consequence_is_not_a_root_and_comes_last():
+def test_a_consequence_is_no_failure_of_its_own():
     given, _, _, divergences = broken(2)
     first = first_of(divergences)
     later = replace(first, kind=Kind.NUMERIC, check="chain", cause=first.signature, first=False)
     findings = group([later, first])
-    assert roots(findings) == {first.signature}
-    entries = tally([(given, findings)])
-    assert [entry.consequence for entry in entries] == [False, True]
+    assert root_signatures(findings) == {first.signature}
+    assert [one.signature for one in failures([Result(given, findings)])] == [first.signature]

@@ -20,8 +20,8 @@ from cases.meta.pretended_wheels import REQUIRES_TORCH, PretendedIndex
 from cases.meta.test_cli_bad_input import call
 from cases.meta.test_pack import TORCH
 from harness.contract.settings import EngineConfig, SpecConfig
-from harness.engines import closure, envs
-from harness.engines.closure import EnvError
+from harness.engines import dependencies, envs
+from harness.engines.dependencies import EnvError
 from harness.engines.launch import build_launch
 from harness.machines import bundle, bundle_contents, bundle_files, cards, doctor, fit, kernels, pack, prebuild, unpack
 from harness.machines.bundle import BundleError, Manifest
@@ -37,7 +37,7 @@ def made(tmp_path_factory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("bundles")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EAGLECHECK_HOME", str(root / "home"))
-        patch.setattr(closure, "run", PretendedIndex())
+        patch.setattr(dependencies, "run", PretendedIndex())
         patch.setattr(prebuild, "build", lambda **_: {"norm/norm.so": b"\x7fELFnorm"})
         patch.setattr(bundle_contents, "ON_RUNNER", ("numpy", "packaging"))
         for name, part in (("engines", ""), ("fa3", "fa3")):
@@ -46,7 +46,7 @@ def made(tmp_path_factory) -> dict[str, Path]:
 
 
 def packed(output: Path, *versions: str, **options: Any) -> Manifest:
-    options = {"torch": TORCH, "python": closure.python_tag(), "with_control": False, "progress": quiet} | options
+    options = {"torch": TORCH, "python": dependencies.python_tag(), "with_control": False, "progress": quiet} | options
     return pack.pack(versions, output=output, **options)
 
 
@@ -56,7 +56,7 @@ def split(tmp_path_factory) -> list[Path]:
     root = tmp_path_factory.mktemp("split")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EAGLECHECK_HOME", str(root / "home"))
-        patch.setattr(closure, "run", PretendedIndex(requires={"0.5.23": REQUIRES_TORCH}))
+        patch.setattr(dependencies, "run", PretendedIndex(requires={"0.5.23": REQUIRES_TORCH}))
         patch.setattr(bundle_contents, "ON_RUNNER", ("numpy", "packaging"))
         patch.setitem(bundle_contents.LEFT_OUT, "torchvision", "it comes with the torch")
         patch.setattr(bundle_files, "RESERVE", 24_000)
@@ -86,7 +86,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(envs, "current", lambda: None)
     monkeypatch.setattr(fit, "torch_version", lambda: TORCH)
     monkeypatch.setattr(fit, "cards", lambda: (H100,))
-    monkeypatch.setattr(closure, "run", lambda *_, **__: pytest.fail("pip was run"))
+    monkeypatch.setattr(dependencies, "run", lambda *_, **__: pytest.fail("pip was run"))
     return tmp_path / "a home"
 
 
@@ -146,7 +146,7 @@ def test_an_interrupted_call_leaves_nothing_that_looks_finished_and_the_next_goe
         elif stage == "rename":
             patch.setattr(Path, "rename", rename_one)
         else:
-            patch.setattr(closure, "write_marker", interrupt)
+            patch.setattr(dependencies, "write_marker", interrupt)
         with pytest.raises(KeyboardInterrupt):
             unpack.unpack(made["engines"], progress=quiet)
         assert [engine.version for engine in envs.list_installed() if engine.ready] == []
@@ -241,7 +241,7 @@ def test_a_manifest_that_was_changed_is_found_out(made, tmp_path):
         (fit, "torch_version", "2.13.0+cu130", "for torch 2.11.0.cu130, here is torch 2.13.0.cu130", "--torch 2.13.0"),
         (fit, "torch_version", "", "here is no torch in ", "--torch VERSION"),
         (fit, "cards", (replace(H100, capability="8.0"),), "for sm_90, the card here is .* .sm_80", "Hopper"),
-        (closure, "python_tag", "3.10", r"is for Python 3\.1\d, this is 3\.10", "--python 3.10"),
+        (dependencies, "python_tag", "3.10", r"is for Python 3\.1\d, this is 3\.10", "--python 3.10"),
         (platform, "libc_ver", ("glibc", "2.5"), r"needs glibc 2\.17 or newer, here is glibc 2\.5", ""),
     ],
 )
@@ -279,7 +279,9 @@ def test_without_a_card_it_unpacks_and_says_so(made, home, monkeypatch):
 def test_a_release_installed_from_an_index_is_not_overwritten(made, home):
     folder = home / "engines" / "0.5.13"
     folder.mkdir(parents=True)
-    closure.write_marker(folder, {"version": "0.5.13", "closure": closure.key(), "python": closure.python_tag()})
+    dependencies.write_marker(
+        folder, {"version": "0.5.13", "closure": dependencies.key(), "python": dependencies.python_tag()}
+    )
     with pytest.raises(EnvError, match=r"SGLang 0\.5\.13 is installed already") as caught:
         unpack.unpack(made["engines"], progress=quiet)
     assert "EAGLECHECK_HOME" in caught.value.next_step

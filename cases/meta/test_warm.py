@@ -11,7 +11,7 @@ import pytest
 
 from cases.meta.pretended_pip import quiet
 from harness.engines import envs
-from harness.engines.closure import EnvError
+from harness.engines.dependencies import EnvError
 from harness.engines.envs import EngineEnv
 from harness.machines import warm
 

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 from cases.boots import Boot
-from cases.kit import Kit, Opening, template
+from cases.builder import Builder, Opening, template
 from cases.templates.where import on
 from harness.checks.logprobs import LOOSE
 from harness.contract.requests import CUTTING, RequestSpec
@@ -78,17 +78,17 @@ def _processing(boot: Boot) -> bool:
     return _alike(boot) and boot.engine.enable_custom_logit_processor
 
 
-def _beside(kit: Kit, *keys: str, new: int | None = None) -> Opening:
+def _beside(builder: Builder, *keys: str, new: int | None = None) -> Opening:
     """A request with these keys, and a plain one that arrives with it."""
-    asked = kit.request(kit.prompt(kit.length(1, 40)), new=new or kit.long_run())
-    kit.timeline.arrive(0, asking(asked, keys, kit.random, kit.boot.vocab))
-    kit.arrive(0, kit.length(1, 40), new=kit.long_run())
+    asked = builder.request(builder.prompt(builder.length(1, 40)), new=new or builder.long_run())
+    builder.timeline.arrive(0, asking(asked, keys, builder.random, builder.boot.vocab))
+    builder.arrive(0, builder.length(1, 40), new=builder.long_run())
     return Opening(calm=4, protected=("r0", "r1"), events=False)
 
 
 def _by(key: str) -> None:
-    def build(kit: Kit) -> Opening:
-        return _beside(kit, key)
+    def build(builder: Builder) -> Opening:
+        return _beside(builder, key)
 
     build.__name__ = f"verify_by_{key}"
     template(fits=_processing if key == "custom_logit_processor" else _alike)(build)
@@ -99,17 +99,19 @@ for _key in KEYS:
 
 
 @template(fits=_alike)
-def first_token_by_rule(kit: Kit) -> Opening:
-    return _beside(kit, kit.random.choice(("top_k", "logit_bias")))
+def first_token_by_rule(builder: Builder) -> Opening:
+    return _beside(builder, builder.random.choice(("top_k", "logit_bias")))
 
 
 @template(fits=lambda boot: _alike(boot) and not boot.engine.rejection_sampling)
-def sampled_beside_greedy(kit: Kit) -> Opening:
-    return _beside(kit, kit.random.choice(CUTTING))
+def sampled_beside_greedy(builder: Builder) -> Opening:
+    return _beside(builder, builder.random.choice(CUTTING))
 
 
 @template(fits=_alike, certain=False)
-def ruled_after_retraction(kit: Kit) -> Opening:
-    opening = _beside(kit, kit.random.choice(("top_p", "logit_bias", "frequency_penalty")), new=kit.long_run())
-    kit.timeline.at(opening.calm + 8, "retract")
+def ruled_after_retraction(builder: Builder) -> Opening:
+    opening = _beside(
+        builder, builder.random.choice(("top_p", "logit_bias", "frequency_penalty")), new=builder.long_run()
+    )
+    builder.timeline.at(opening.calm + 8, "retract")
     return opening

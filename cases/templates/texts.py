@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from cases.boots import Boot
-from cases.kit import Kit, Opening, template
+from cases.builder import Builder, Opening, template
 from harness.contract.requests import RequestSpec
 
 #: Much of a tiny pair's vocabulary is two or three of these letters, or two digits.
@@ -75,17 +75,19 @@ def _thinks(boot: Boot) -> bool:
     return boot.spelled and boot.engine.reasoning_parser is not None
 
 
-def _beside(kit: Kit, key: str, *, new: int | None = None, **more: Any) -> Opening:
+def _beside(builder: Builder, key: str, *, new: int | None = None, **more: Any) -> Opening:
     """A request with a grammar, and a plain one that arrives with it."""
-    asked = held(kit.request(kit.prompt(kit.length(1, 40)), new=new or kit.long_run()), key, kit.random)
-    kit.timeline.arrive(0, asked.model_copy(update=more))
-    kit.arrive(0, kit.length(1, 40), new=kit.long_run())
+    asked = held(
+        builder.request(builder.prompt(builder.length(1, 40)), new=new or builder.long_run()), key, builder.random
+    )
+    builder.timeline.arrive(0, asked.model_copy(update=more))
+    builder.arrive(0, builder.length(1, 40), new=builder.long_run())
     return Opening(calm=4, protected=("r0", "r1"))
 
 
 def _by(key: str) -> None:
-    def build(kit: Kit) -> Opening:
-        return _beside(kit, key)
+    def build(builder: Builder) -> Opening:
+        return _beside(builder, key)
 
     build.__name__ = f"verify_by_{key}"
     template(fits=_spelled, certain=False, texts=True)(build)
@@ -96,68 +98,72 @@ for _key in ("json_schema", "regex", "ebnf"):
 
 
 @template(fits=_spelled, texts=True)
-def first_token_by_grammar(kit: Kit) -> Opening:
-    return _beside(kit, kit.random.choice(("json_schema", "regex", "ebnf")))
+def first_token_by_grammar(builder: Builder) -> Opening:
+    return _beside(builder, builder.random.choice(("json_schema", "regex", "ebnf")))
 
 
 @template(fits=_spelled, certain=False, texts=True)
-def draft_off_grammar(kit: Kit) -> Opening:
+def draft_off_grammar(builder: Builder) -> Opening:
     """JSON allows little of what a draft proposes."""
-    return _beside(kit, "json_schema")
+    return _beside(builder, "json_schema")
 
 
 @template(fits=_spelled, certain=False, texts=True)
-def draft_kept_by_grammar(kit: Kit) -> Opening:
-    return _beside(kit, "regex", regex="([a-z]|[0-9])+[;]", temperature=0.0)
+def draft_kept_by_grammar(builder: Builder) -> Opening:
+    return _beside(builder, "regex", regex="([a-z]|[0-9])+[;]", temperature=0.0)
 
 
 @template(fits=_spelled, certain=False, texts=True)
-def constrained_beside_free(kit: Kit) -> Opening:
-    return _beside(kit, "regex", new=kit.long_run())
+def constrained_beside_free(builder: Builder) -> Opening:
+    return _beside(builder, "regex", new=builder.long_run())
 
 
 @template(fits=_spelled, certain=False, texts=True)
-def constrained_after_retraction(kit: Kit) -> Opening:
-    opening = _beside(kit, "regex", regex="([a-z]|[0-9]){40,80}")
-    kit.timeline.at(opening.calm + 6, "retract")
+def constrained_after_retraction(builder: Builder) -> Opening:
+    opening = _beside(builder, "regex", regex="([a-z]|[0-9]){40,80}")
+    builder.timeline.at(opening.calm + 6, "retract")
     return opening
 
 
 @template(fits=_spelled, certain=False, texts=True)
-def grammar_ends_text(kit: Kit) -> Opening:
+def grammar_ends_text(builder: Builder) -> Opening:
     """A text that is whole after a few tokens; then only EOS may follow."""
-    return _beside(kit, "regex", regex=f"[a-z]{{1,{kit.integer(2, 8)}}}")
+    return _beside(builder, "regex", regex=f"[a-z]{{1,{builder.integer(2, 8)}}}")
 
 
 @template(fits=_spelled, texts=True)
-def verify_by_min_new_tokens(kit: Kit) -> Opening:
+def verify_by_min_new_tokens(builder: Builder) -> Opening:
     """A request that would soon stop."""
-    asked = kit.request(kit.prompt(kit.length(1, 40)), new=kit.long_run())
-    kept = {"stop_token_ids": kit.stop_ids(), "min_new_tokens": kit.integer(2, 12)}
-    kit.timeline.arrive(0, asked.model_copy(update={**kept, "temperature": kit.random.choice((0.0, 0.8))}))
+    asked = builder.request(builder.prompt(builder.length(1, 40)), new=builder.long_run())
+    kept = {"stop_token_ids": builder.stop_ids(), "min_new_tokens": builder.integer(2, 12)}
+    builder.timeline.arrive(0, asked.model_copy(update={**kept, "temperature": builder.random.choice((0.0, 0.8))}))
     return Opening(calm=4, protected=("r0",), events=False)
 
 
 @template(fits=_thinks, certain=False, texts=True)
-def grammar_after_thoughts(kit: Kit) -> Opening:
+def grammar_after_thoughts(builder: Builder) -> Opening:
     """A prompt behind which the pair soon says that its thoughts end (see cases.tokenizers)."""
-    asked = held(kit.request((33, 250), new=64), "regex", kit.random)
-    kit.timeline.arrive(0, asked.model_copy(update={"require_reasoning": True, "temperature": 1.0}))
-    kit.arrive(0, kit.length(1, 40), new=kit.long_run())
+    asked = held(builder.request((33, 250), new=64), "regex", builder.random)
+    builder.timeline.arrive(0, asked.model_copy(update={"require_reasoning": True, "temperature": 1.0}))
+    builder.arrive(0, builder.length(1, 40), new=builder.long_run())
     return Opening(calm=4, protected=("r0", "r1"))
 
 
 @template(fits=_spelled, certain=False, texts=True)
-def ended_by_stop_regex(kit: Kit) -> Opening:
+def ended_by_stop_regex(builder: Builder) -> Opening:
     """Patterns that much of the vocabulary matches, alone in their requests."""
-    for pattern in kit.random.sample(("[0-9]{3}", "[aeo]{3}", "t[a-z]t", "[a-z]{6}", "[0-9][a-z][0-9]"), 2):
-        asked = {"stop_regex": (pattern,), "no_stop_trim": kit.chance()}
-        kit.timeline.arrive(0, kit.request(kit.prompt(kit.length(1, 40)), new=kit.long_run()).model_copy(update=asked))
+    for pattern in builder.random.sample(("[0-9]{3}", "[aeo]{3}", "t[a-z]t", "[a-z]{6}", "[0-9][a-z][0-9]"), 2):
+        asked = {"stop_regex": (pattern,), "no_stop_trim": builder.chance()}
+        builder.timeline.arrive(
+            0, builder.request(builder.prompt(builder.length(1, 40)), new=builder.long_run()).model_copy(update=asked)
+        )
     return Opening(calm=4, protected=("r0", "r1"))
 
 
 @template(fits=_spelled, certain=False, texts=True)
-def stop_string_inside_run(kit: Kit) -> Opening:
+def stop_string_inside_run(builder: Builder) -> Opening:
     for _ in range(2):
-        kit.timeline.arrive(0, stopped(kit.request(kit.prompt(kit.length(1, 40)), new=kit.long_run()), kit.random))
+        builder.timeline.arrive(
+            0, stopped(builder.request(builder.prompt(builder.length(1, 40)), new=builder.long_run()), builder.random)
+        )
     return Opening(calm=4, protected=("r0", "r1"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cases.boots import Boot
-from cases.kit import CONTEXT
+from cases.builder import CONTEXT
 from harness.contract.admission import reserved_slots
 
 #: What a boot configuration has, by a word.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.bisect.repository import PYTHON, GitError, Repository, run_git
-from harness.engines.closure import home
+from harness.engines.dependencies import home
 from harness.engines.temporary_folders import TemporaryFolder, abandoned
 
 #: Beside the worktrees: a file with the folder of their repository.
@@ -21,7 +21,7 @@ REPOSITORY = "repository"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workshop:
+class Worktrees:
     """A folder for the worktrees of one search."""
 
     folder: Path
@@ -45,7 +45,7 @@ class Workshop:
 
 
 @contextlib.contextmanager
-def workshop(repository: Repository) -> Iterator[Workshop]:
+def worktrees(repository: Repository) -> Iterator[Worktrees]:
     """A folder under EAGLECHECK_HOME, removed with every worktree in it."""
     root = home() / "bisect"
     root.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def workshop(repository: Repository) -> Iterator[Workshop]:
         folder = Path(name)
         (folder / REPOSITORY).write_text(str(repository.folder))
         try:
-            yield Workshop(folder=folder, repository=repository)
+            yield Worktrees(folder=folder, repository=repository)
         finally:
             _clear(folder)
 

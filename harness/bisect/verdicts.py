@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from harness.bisect.search import Call
 from harness.contract import plain_files
 from harness.contract.types import Outcome
-from harness.engines.closure import home
+from harness.engines.dependencies import home
 
 #: Of the file format.
 VERSION = 1

@@ -122,6 +122,11 @@ def by_signature(scenarios: Iterable[Iterable[Finding]]) -> list[Shared]:
     return sorted(shared, key=lambda one: not one.roots)
 
 
+def root_signatures(findings: Iterable[Finding]) -> frozenset[str]:
+    """Of what nothing earlier explains: the identity of a failure."""
+    return frozenset(finding.signature for finding in findings if finding.is_root)
+
+
 def _finding(signature: str, members: list[Divergence]) -> Finding:
     roots = [found for found in members if not found.cause]
     return Finding(

@@ -14,7 +14,7 @@ from harness.bisect.changes import changed_between
 from harness.bisect.documents import bisect_document, interrupted_document
 from harness.bisect.repository import checkout, commits
 from harness.bisect.search import NoAnswer, NoChange, search
-from harness.bisect.trees import workshop
+from harness.bisect.trees import worktrees
 from harness.bisect.trials import MOST_TRIES, Trials
 from harness.bisect.verdicts import Cache
 from harness.cli import bisect_runs, bisect_versions, options
@@ -122,8 +122,8 @@ def _over_commits(
     if repository.dirty():
         said = f"uncommitted changes in {repository.folder} are not looked at: only commits are"
         say(console, said, style="yellow")
-    with workshop(repository) as shop:
-        judge = bisect_versions.judge_commit(setting, trials, shop=shop, console=console)
+    with worktrees(repository) as trees:
+        judge = bisect_versions.judge_commit(setting, trials, worktrees=trees, console=console)
         found = search(line, judge, direction=line.direction)
     shown = {*(one.name for one in found.tried), *found.between, found.old, found.new}
     return bisect_document(

@@ -28,7 +28,7 @@ from harness.driving.adapt import Wanted, adapted
 from harness.driving.own_pair import own_pair
 from harness.driving.results import RunResult
 from harness.driving.runner import run
-from harness.engines import closure, envs
+from harness.engines import dependencies, envs
 from reports.live import LiveLine
 from reports.prose import say
 from reports.terminal import unjudged
@@ -51,7 +51,7 @@ class Setting:
 
         tree: content id of the commit's Python files that run in place of the release's.
         """
-        marker = closure.read_marker(closure.home() / "engines" / env.version)
+        marker = dependencies.read_marker(dependencies.home() / "engines" / env.version)
         if marker is None or not env.pythonpath:
             return None
         return {

@@ -19,7 +19,7 @@ from harness.bisect.changes import Changed, changed_files
 from harness.bisect.fitting import FitError, misfit, of_commit, of_release, rebuilt
 from harness.bisect.repository import PYTHON, Repository
 from harness.bisect.search import Direction, Releases, Tried
-from harness.bisect.trees import Workshop
+from harness.bisect.trees import Worktrees
 from harness.bisect.trials import Trials
 from harness.cli.bisect_runs import Setting, one_run
 from harness.contract.usage import UsageError, UserError
@@ -104,7 +104,7 @@ def path_of(tried: Sequence[Tried]) -> tuple[str, ...]:
     return ()
 
 
-def judge_commit(setting: Setting, trials: Trials, *, shop: Workshop, console: Console) -> Callable[[str], Tried]:
+def judge_commit(setting: Setting, trials: Trials, *, worktrees: Worktrees, console: Console) -> Callable[[str], Tried]:
     """The function that judges one commit: in the nearest environment that gives a verdict.
 
     Names to hook may have moved since the older release, so another environment that fits is tried too.
@@ -112,8 +112,8 @@ def judge_commit(setting: Setting, trials: Trials, *, shop: Workshop, console: C
     live = LiveLine(console)
 
     def one(commit: str) -> Tried:
-        say(console, f"commit {commit[:12]} {shop.repository.title(commit)}", style="bold")
-        fits, why = _fitting(shop.repository, commit, console=console)
+        say(console, f"commit {commit[:12]} {worktrees.repository.title(commit)}", style="bold")
+        fits, why = _fitting(worktrees.repository, commit, console=console)
         tried = Tried(name=commit, call="unknown", why=why, tries=0)
         reasons = []
         for env in fits:
@@ -125,11 +125,11 @@ def judge_commit(setting: Setting, trials: Trials, *, shop: Workshop, console: C
         return _reported(console, dataclasses.replace(tried, why="; ".join(reasons) or why), label=commit[:12])
 
     def in_one(commit: str, env: envs.EngineEnv) -> Tried:
-        with shop.tree(commit, compiled=env.package) as files:
+        with worktrees.tree(commit, compiled=env.package) as files:
             there = dataclasses.replace(env, pythonpath=(files, *env.pythonpath), tree=files)
             return trials.judge(
                 commit,
-                identity=setting.identity(there, tree=shop.repository.object_id(commit, PYTHON) or commit),
+                identity=setting.identity(there, tree=worktrees.repository.object_id(commit, PYTHON) or commit),
                 one_run=lambda: one_run(setting, there, console=console, line=live),
             )
 

@@ -27,7 +27,7 @@ from reports.prose import say
 
 @guarded
 def command(
-    specimen: Annotated[
+    reproducer: Annotated[
         Path, typer.Argument(metavar="REPRODUCER", help="A reproducer, or a scenario's folder in a run that failed.")
     ],
     output: Annotated[str, typer.Option(help="The file to write; '-': standard output.")] = "repro.py",
@@ -43,10 +43,10 @@ def command(
     """
     from harness.search.export import exported  # it reads the sources of what makes a pair
 
-    check_target(output, option="output", runs=[whole(specimen)])
-    _check_specimen(specimen)
-    stored = read_case(specimen)
-    one, engine = _judged(specimen, stored), stored.scenario.engine
+    check_target(output, option="output", runs=[whole(reproducer)])
+    _check_reproducer(reproducer)
+    stored = read_case(reproducer)
+    one, engine = _judged(reproducer, stored), stored.scenario.engine
     if not stored.engine.header:  # what does not boot needs no other engine
         engine = engine.model_copy(update={"disaggregation": False})
     launch = build_launch(
@@ -62,7 +62,7 @@ def command(
     write_text(exported(one, launch, name=Path(output).name, form=form), output, option="output")
     if output != "-":
         say(Console(), f"written: {output}\nrun it:  {_run_line(one.setup.release, output)}")
-        say(Console(), f"the whole scenario:  {run_again(specimen)}")
+        say(Console(), f"the whole scenario:  {run_again(reproducer)}")
     return Exit.PASS
 
 
@@ -88,7 +88,7 @@ def _judged(folder: Path, stored: StoredScenario) -> ScenarioResult:
     return ScenarioResult.of(stored.scenario, stored.engine, stored.reference, verdict, (), **places)
 
 
-def _check_specimen(folder: Path) -> None:
+def _check_reproducer(folder: Path) -> None:
     """UsageError for what is not the folder of one scenario, with what can be exported."""
     if (folder / SCENARIO).is_file():
         return

@@ -134,7 +134,7 @@ def command(
         plan = replace(plan, scenarios=tuple(greedy(plan.scenarios)))
         greedily = counted(len(plan.scenarios), "scenario")
         say(console, f"{greedily} of {len(scenarios)}, of greedy tokens alone: a witness follows nothing else")
-    plan = replace(plan, box=None if seconds is None else seconds / len(boots))
+    plan = replace(plan, time_limit=None if seconds is None else seconds / len(boots))
     with kept(json, interrupted_run), LiveLine(console) as line:
         result = run(plan, observers=[line])
     left = len(plan.scenarios) - len(result.results)

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from harness.archive.store import EVENTS, MANIFEST, read_reproducer, reproducers_in, started_with
-from harness.cli import options, prepare, replay_unwatched
+from harness.cli import options, prepare, replay_untraced
 from harness.cli.outcome import Exit, guarded
 from harness.contract.usage import UsageError
 from harness.driving.own_pair import own_pair
@@ -49,9 +49,9 @@ def command(
     _check_reproducer(reproducer, runs)
     manifest, stored = read_reproducer(reproducer)
     if bare:
-        replay_unwatched.check_bare(manifest.device, gpu=prepare.has_gpu())
+        replay_untraced.check_bare(manifest.device, gpu=prepare.has_gpu())
     if untraced or bare:
-        replay_unwatched.check_seen("--bare" if bare else "--untraced", reproducer, manifest.signature)
+        replay_untraced.check_seen("--bare" if bare else "--untraced", reproducer, manifest.signature)
     pair = manifest.header.get("pair")
     if gpu_share is not None and manifest.device == "cpu":
         raise UsageError(f"--gpu-share {gpu_share:g}: the reproducer is of an engine on a CPU\n  leave it out")
@@ -70,7 +70,7 @@ def command(
         assumed=assumed,
     )
     if untraced or bare:
-        alone = (replay_unwatched.bare if bare else replay_unwatched.untraced)(plan, stored, manifest.signature)
+        alone = (replay_untraced.bare if bare else replay_untraced.untraced)(plan, stored, manifest.signature)
         say(console, alone.text)
         return CODES[alone.word]
     with LiveLine(console) as line:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from harness.contract.requests import RequestSpec
 from harness.contract.settings import EngineConfig, SpecConfig
 
-#: Parts of what SGLang answers to a request that it does not take for its length, or for its queue's.
-REFUSALS = ("context length", "maximum allowed length", "queue is full")
+#: Parts of what SGLang answers to a request that it does not take for its length, for its queue's, or for a priority,
+#: which no scenario has where none counts.
+REFUSALS = ("context length", "maximum allowed length", "queue is full", "priority is disabled")
 #: And to one that it gives up, alone in a pool that is too small for it.
 EXHAUSTED = "Out of memory even after retracting"
 #: And to one that is aborted, for whatever reason: SGLang gives none.

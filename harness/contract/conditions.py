@@ -34,7 +34,8 @@ class DraftFacts:
     lacks_head: an EAGLE-3 head has a draft_vocab_size and no output head. layers_beside: it names layers outside of
     eagle_config alone. target_architecture: what it drafts for. target_rope_type: how its rotation is scaled, empty
     where it is not. target_window: its config has a sliding_window. target_fp8_blocks: its weights are fp8 in blocks.
-    target_recurrent: some of its layers keep recurrent states.
+    target_recurrent: some of its layers keep recurrent states. index_share: its steps attend one choice of a sparse
+    indexer.
 
     Of a pair of ours nothing: there `checkpoint` says which it is.
     """
@@ -53,6 +54,7 @@ class DraftFacts:
     target_window: bool = False
     target_fp8_blocks: bool = False
     target_recurrent: bool = False
+    index_share: bool = False
 
 
 #: Of a draft that is not known.
@@ -78,6 +80,7 @@ def settings_of(
         "eagle_topk": spec.eagle_topk,
         "num_draft_tokens": spec.num_draft_tokens,
         "page_size": engine.page_size,
+        "attention_backend": engine.attention_backend,
         "dp_size": engine.dp_size,
         "cuda_graph": engine.cuda_graph,
         "prefill_cuda_graph": engine.prefill_cuda_graph,

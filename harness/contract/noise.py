@@ -203,7 +203,7 @@ def _judge_block(engine: Floats, truth: Floats, own: Floats, noise: Noise, profi
         greatest_abs=worst * weight,
         greatest_rel=relative,
         column=column,
-        mismatched=(weighted > most[:, None]).sum(axis=1),
+        mismatched=(~(weighted <= most[:, None])).sum(axis=1),  # all of a row whose limit is not a number
         limit=most * weight,
         comparable=(allowed <= INCOMPARABLE) | (scale == 0),
     )

@@ -19,6 +19,7 @@ from harness.defects.refused_states import RefusedStates
 from harness.defects.shared_prefix_rows import SharedPrefixRows
 from harness.defects.slot_attention import SlotAttention
 from harness.defects.unfollowed_rules import IgnoresMinP, SkipsProcessors
+from harness.defects.unseen_round import UnseenRound
 from reference.departures import Departure
 
 #: By the ids of docs/findings, in the order in which one changes what the next one looks at.
@@ -31,6 +32,7 @@ PREDICTED: dict[str, type[Departure]] = {
     "F-035": IgnoresMinP,
     "F-036": SkipsProcessors,
     "F-037": CountsRoots,
+    "F-114": UnseenRound,
 }
 
 

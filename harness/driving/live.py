@@ -21,7 +21,7 @@ from harness.driving.judging import JudgeQueue, judge_scenario, judge_with, load
 from harness.driving.own_pair import OwnPair
 from harness.driving.pairs import checkpoint_pairs
 from harness.driving.plan import Setup
-from harness.driving.pool import BorrowedPool, EnginePool, unwatched
+from harness.driving.pool import BorrowedPool, EnginePool, unobserved
 from harness.driving.results import ScenarioResult
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CpuAttention
@@ -151,7 +151,7 @@ class LiveEngines(EnginePool):
             self.latest = self._results[key]
             return self.latest
         launch = self.launch(scenario, engine=engine, revert=revert, cpu_attention=cpu_attention)
-        trace = self.drive(launch, scenario, on_step=on_step or unwatched)
+        trace = self.drive(launch, scenario, on_step=on_step or unobserved)
         release = launch.boot["release"]
         self.latest = self.judge(scenario, trace, release=release, revert=revert, cpu_attention=cpu_attention)
         if on_step is None:

@@ -88,6 +88,7 @@ def draft_facts(target: Path, folder: Path) -> DraftFacts:
         and one.config.get("target_hidden_size") in (None, one.config.get("hidden_size")),
         lacks_head=one.config.get("draft_vocab_size") is not None and "lm_head" not in names and bool(names),
         layers_beside=bool(one.config.get(LAYERS)) and not (one.config.get("eagle_config") or {}).get(LAYERS),
+        index_share=one.config.get("index_share_for_mtp_iteration") is True,
         fc_square=any(len(shape) == 2 and shape[0] == shape[1] for shape in shapes),
     )
 

@@ -89,8 +89,8 @@ class Plan:
     """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own: those that the user named.
 
     place: where the reference computes. copies, ahead: how engines are started (see harness.driving.pool). lease: the
-    share of a GPU that every engine takes first. box: seconds that the scenarios of one boot configuration may take,
-    its boot apart; those that are left then are not driven.
+    share of a GPU that every engine takes first. time_limit: seconds that the scenarios of one boot configuration may
+    take, its boot apart; those that are left then are not driven.
     """
 
     env: EngineEnv
@@ -104,7 +104,7 @@ class Plan:
     argv: tuple[str, ...] = ()
     copies: bool = False
     ahead: int = 0
-    box: float | None = None
+    time_limit: float | None = None
 
     def launch(self, scenario: Scenario, *, lease: Request | None, probe: bool = True) -> Launch:
         """See Setup.launch."""

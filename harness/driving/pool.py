@@ -36,7 +36,7 @@ MOST_FAILED_BOOTS = 2
 FREE_AHEAD = 6 << 10
 
 
-def unwatched(_scheduler_step: int, _state: dict[str, Any]) -> None:
+def unobserved(_scheduler_step: int, _state: dict[str, Any]) -> None:
     """No observer."""
 
 
@@ -188,7 +188,7 @@ class EnginePool:
     def alive(self) -> bool:
         return self._engine is not None and self._engine.process is not None and self._engine.process.poll() is None
 
-    def drive(self, launch: Launch, scenario: Scenario, *, record: bool = True, on_step: OnStep = unwatched) -> Trace:
+    def drive(self, launch: Launch, scenario: Scenario, *, record: bool = True, on_step: OnStep = unobserved) -> Trace:
         """The engine's trace of one scenario; one that died, hung, refused or got new weights is not used again."""
         try:
             try:
@@ -264,7 +264,7 @@ class BorrowedPool(EnginePool):
             self.booted(engine)
         return engine
 
-    def drive(self, launch: Launch, scenario: Scenario, *, record: bool = True, on_step: OnStep = unwatched) -> Trace:
+    def drive(self, launch: Launch, scenario: Scenario, *, record: bool = True, on_step: OnStep = unobserved) -> Trace:
         self.use(launch)
         return self.owner.drive(launch, scenario, record=record, on_step=on_step)
 

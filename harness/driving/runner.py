@@ -64,7 +64,7 @@ class _Run:
     waited_seconds: float = 0.0
     #: scenarios that need an engine of their own and were not begun, in their order
     later: list[Scenario] = field(default_factory=list)
-    #: boot configuration -> when the seconds of the plan's box are over for it
+    #: boot configuration -> when the plan's time limit is over for it
     ends: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -173,8 +173,8 @@ def _run_scenario(going: _Run, scenario: Scenario) -> None:
         launch = going.plan.launch(scenario, lease=going.engines.lease)
         _wait_for(going, launch)
         start = time.monotonic()
-        if going.plan.box is not None:
-            going.ends.setdefault(scenario.boot_key(), start + going.plan.box)
+        if going.plan.time_limit is not None:
+            going.ends.setdefault(scenario.boot_key(), start + going.plan.time_limit)
         trace = _drive(going, scenario, launch)
     except EngineError as error:
         going.settle()

@@ -1,9 +1,8 @@
 """Engine environments: which SGLang releases can be had here, where they are, and installing one.
 
-A release is its wheel alone, in `engines/<version>/site`, put in front of the shared closure (see
-`harness.engines.closure`); its own dependencies would name GPU builds and another torch for every release. One that
-came out of a bundle (see `harness.machines.unpack`) is a marker that names its parts and the machine's own Python
-instead.
+A release is its wheel alone, in `engines/<version>/site`, put in front of the shared dependencies (see
+`harness.engines.dependencies`); its own would name GPU builds and another torch for every release. One that came out of
+a bundle (see `harness.machines.unpack`) is a marker that names its parts and the machine's own Python instead.
 
 This module must not import sglang or torch: it is asked before every engine start and answers in milliseconds.
 """
@@ -21,8 +20,8 @@ from typing import Any
 
 from packaging.version import Version
 
-from harness.engines import closure
-from harness.engines.closure import EnvError, Progress, home
+from harness.engines import dependencies
+from harness.engines.dependencies import EnvError, Progress, home
 from harness.engines.releases import (
     NEWEST,
     SUPPORTED,
@@ -111,8 +110,8 @@ def ensure(version: str, progress: Progress) -> EngineEnv:
     found = state(version)
     if found.ready:
         return found
-    closure.ensure(progress)
-    with closure.installing(f"engine-{version}", progress) as lock:
+    dependencies.ensure(progress)
+    with dependencies.installing(f"engine-{version}", progress) as lock:
         if not state(version).ready:
             _install(version, lock=lock, progress=progress)
     found = state(version)
@@ -136,16 +135,16 @@ def resolve(version: str | None) -> str:
 def state(version: str) -> EngineEnv:
     """What is there of `version`, without installing anything."""
     folder = _folder(version)
-    shared = closure.location()
-    marker = closure.read_marker(folder)
+    shared = dependencies.location()
+    marker = dependencies.read_marker(folder)
     if marker is not None and "trees" in marker:
         return _unpacked(version, marker)
-    why = _missing(folder, marker) or ("" if closure.is_ready(shared) else "its shared environment is not built")
+    why = _missing(folder, marker) or ("" if dependencies.is_ready(shared) else "its shared environment is not built")
     return EngineEnv(
         version=version,
-        python=closure.interpreter(shared),
+        python=dependencies.interpreter(shared),
         pythonpath=(folder / "site",),
-        torch=str((closure.read_marker(shared) or {}).get("torch", "unknown")),
+        torch=str((dependencies.read_marker(shared) or {}).get("torch", "unknown")),
         ready=not why,
         why=why,
     )
@@ -158,8 +157,8 @@ def _unpacked(version: str, marker: dict[str, Any]) -> EngineEnv:
     python = Path(marker["interpreter"])
     if not python.exists():
         why = f"the Python it was unpacked for is gone: {python}"
-    elif marker.get("python") != closure.python_tag():
-        why = f"it was unpacked for Python {marker.get('python')}, this is {closure.python_tag()}"
+    elif marker.get("python") != dependencies.python_tag():
+        why = f"it was unpacked for Python {marker.get('python')}, this is {dependencies.python_tag()}"
     else:
         why = f"damaged: its part {gone} is missing" if gone else ""
     return EngineEnv(
@@ -182,9 +181,9 @@ def _missing(folder: Path, marker: dict[str, Any] | None) -> str:
         return "not installed"
     if marker is None:
         return "an installation was interrupted"
-    if marker.get("python") != closure.python_tag():
-        return f"it was installed for Python {marker.get('python')}, this is {closure.python_tag()}"
-    if marker.get("closure") != closure.key():
+    if marker.get("python") != dependencies.python_tag():
+        return f"it was installed for Python {marker.get('python')}, this is {dependencies.python_tag()}"
+    if marker.get("closure") != dependencies.key():
         return "it was installed for another list of dependencies"
     return "" if (folder / "site" / "sglang" / "__init__.py").is_file() else "damaged: its sglang package is missing"
 
@@ -201,13 +200,13 @@ def _folder(version: str) -> Path:
 
 def _install(version: str, *, lock: int, progress: Progress) -> None:
     folder = _folder(version)
-    closure.start_afresh(folder, need_gb=ENGINE_GB, progress=progress)
+    dependencies.start_afresh(folder, need_gb=ENGINE_GB, progress=progress)
     progress(f"installing SGLang {version} (once)")
     site = folder / "site"
     site.mkdir(parents=True)
     # Wheels only: a source build would want a Rust toolchain and end in a page of compiler errors.
     wheel = ["--no-deps", "--only-binary=sglang", "--target", str(site), f"sglang=={version}"]
-    closure.install(closure.location(), wheel, what=f"SGLang {version}", lock=lock, progress=progress)
+    dependencies.install(dependencies.location(), wheel, what=f"SGLang {version}", lock=lock, progress=progress)
     record = next(iter(site.glob("sglang-*.dist-info/RECORD")), None)
     if record is None:
         raise EnvError(
@@ -215,8 +214,8 @@ def _install(version: str, *, lock: int, progress: Progress) -> None:
             next_step="look at pip's own settings:  python -m pip config debug",
         )
     digest = hashlib.sha256(record.read_bytes()).hexdigest()
-    marker = {"version": version, "closure": closure.key(), "python": closure.python_tag(), "record": digest}
-    closure.write_marker(folder, marker)
+    marker = {"version": version, "closure": dependencies.key(), "python": dependencies.python_tag(), "record": digest}
+    dependencies.write_marker(folder, marker)
 
 
 def main(versions: Sequence[str]) -> int:
@@ -226,7 +225,7 @@ def main(versions: Sequence[str]) -> int:
             ensure(version, lambda line: print(line, file=sys.stderr, flush=True))
     except EnvError as error:
         print(f"eaglecheck: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UnknownReleaseError | closure.HomeError) else 4
+        return 2 if isinstance(error, UnknownReleaseError | dependencies.HomeError) else 4
     except KeyboardInterrupt:
         print("eaglecheck: interrupted; type the same command again to resume", file=sys.stderr)
         return 130

@@ -22,8 +22,8 @@ from packaging.version import InvalidVersion, Version
 from harness.both_sides import compat
 from harness.contract import plain_files
 from harness.contract.usage import nearest
-from harness.engines import closure
-from harness.engines.closure import EnvError
+from harness.engines import dependencies
+from harness.engines.dependencies import EnvError
 
 #: Our tests run on these, `make test` installs them.
 SUPPORTED = ("0.5.11", "0.5.12.post1", "0.5.13", "0.5.23")
@@ -168,14 +168,14 @@ def published() -> Published:
 
 def installed() -> tuple[str, ...]:
     """The releases whose installation here was finished, oldest first."""
-    folders = (closure.home() / "engines").glob("*")
-    return ordered([folder.name for folder in folders if closure.read_marker(folder) is not None])
+    folders = (dependencies.home() / "engines").glob("*")
+    return ordered([folder.name for folder in folders if dependencies.read_marker(folder) is not None])
 
 
 def _ask_pip() -> tuple[tuple[str, ...], str]:
     """(versions, "") or ((), what pip said)."""
     own = importlib.util.find_spec("pip") is not None
-    python = sys.executable if own else str(closure.interpreter(closure.location()))
+    python = sys.executable if own else str(dependencies.interpreter(dependencies.location()))
     command = [python, "-I", "-m", "pip", "index", "versions", "sglang", "--disable-pip-version-check"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS, check=False)
@@ -198,10 +198,10 @@ def _read() -> tuple[tuple[str, ...], float] | None:
 def _write(versions: Sequence[str]) -> None:
     try:
         _path().parent.mkdir(parents=True, exist_ok=True)
-        closure.write_json(_path(), {"versions": list(versions), "when": time.time()})
+        dependencies.write_json(_path(), {"versions": list(versions), "when": time.time()})
     except OSError:
         return  # a list that cannot be kept is asked for again
 
 
 def _path() -> Path:
-    return closure.home() / "published.json"
+    return dependencies.home() / "published.json"

@@ -38,10 +38,10 @@ def cannot_be_drafted_for(architecture: str, algorithm: str, *, version: str, pa
     """
     classes, served = _read(package / "srt" / "models") if package is not None else ({}, frozenset())
     known = architecture in served or not served
-    lineage = _lineage(architecture if known else FALLBACK, classes)
-    if lineage is None:
+    ancestors = _ancestors(architecture if known else FALLBACK, classes)
+    if ancestors is None:
         return ""
-    missing = next((name for name in ASKED.get(algorithm, ()) if name not in lineage), None)
+    missing = next((name for name in ASKED.get(algorithm, ()) if name not in ancestors), None)
     if missing is None:
         return ""
     whose = "its class has" if known else f"it has no class of that name, and {FALLBACK} has"
@@ -51,14 +51,14 @@ def cannot_be_drafted_for(architecture: str, algorithm: str, *, version: str, pa
     )
 
 
-def _lineage(name: str, classes: Mapping[str, tuple[frozenset[str], tuple[str, ...]]]) -> frozenset[str] | None:
+def _ancestors(name: str, classes: Mapping[str, tuple[frozenset[str], tuple[str, ...]]]) -> frozenset[str] | None:
     """All that a class and its bases define; None where one of them is not among the models."""
     if name in PLAIN:
         return frozenset()
     if name not in classes:
         return None
     own, bases = classes[name]
-    inherited = [_lineage(base, classes) for base in bases]
+    inherited = [_ancestors(base, classes) for base in bases]
     if any(one is None for one in inherited):
         return None
     return own.union(*(one for one in inherited if one is not None))

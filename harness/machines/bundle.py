@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
-from harness.engines.closure import EnvError
+from harness.engines.dependencies import EnvError
 
 FORMAT = 2
 #: Format 1 has no torch of its own and lies in one file.

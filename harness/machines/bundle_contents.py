@@ -13,7 +13,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from harness.engines.closure import EnvError
+from harness.engines.dependencies import EnvError
 from harness.machines.bundle import BundleError, Difference
 
 

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from harness.contract.words import counted, some
-from harness.engines import closure, envs, temporary_folders
+from harness.engines import dependencies, envs, temporary_folders
 from harness.engines.published import changed_files
 from harness.engines.releases import drivable
 from harness.machines import doctor_gpu
@@ -123,8 +123,8 @@ def _disk() -> Iterator[Answer]:
     if why := _unfit(above):
         yield missing(f"EAGLECHECK_HOME is {place}, and {why}", ELSEWHERE)
         return
-    free = closure.free_gb(place)
-    need = SPARE_GB if envs.current() or closure.is_ready(closure.location()) else closure.CLOSURE_GB
+    free = dependencies.free_gb(place)
+    need = SPARE_GB if envs.current() or dependencies.is_ready(dependencies.location()) else dependencies.NEED_GB
     detail = f"{free:.1f} GB free at {place}"
     yield ok(detail) if free >= need else missing(f"{detail}, {need} GB needed", ELSEWHERE)
 
@@ -158,16 +158,16 @@ def _compiler() -> Iterator[Answer]:
         yield ok("none; not needed on a CPU")
 
 
-def _closures() -> Iterator[Answer]:
+def _dependencies() -> Iterator[Answer]:
     """The shared environment of the installed releases, and those of older checkouts that only take room."""
-    folder = closure.location()
-    if closure.is_ready(folder):
-        torch = (closure.read_marker(folder) or {}).get("torch", "unknown")
+    folder = dependencies.location()
+    if dependencies.is_ready(folder):
+        torch = (dependencies.read_marker(folder) or {}).get("torch", "unknown")
         yield ok(f"torch {torch} in {folder}")
     elif envs.current() is None and not any(engine.ready and engine.unpacked for engine in envs.list_installed()):
         detail = f"unfinished: {folder}" if folder.exists() else "not installed"
         yield missing(detail, _install(envs.NEWEST))
-    for old in closure.leftovers():
+    for old in dependencies.leftovers():
         remove = f"rm -r {shlex.quote(str(old))}"
         yield warn(f"{old.name} is of another version of this project, or another Python", remove)
 
@@ -238,6 +238,6 @@ PROBES: tuple[tuple[str, Callable[[], Iterator[Answer]]], ...] = (
     ("left behind", _left_behind),
     ("GPU", doctor_gpu.graphics),
     ("C compiler", _compiler),
-    ("engine dependencies", _closures),
+    ("engine dependencies", _dependencies),
     ("SGLang", _engines),
 )

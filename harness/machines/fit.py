@@ -14,8 +14,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from harness.engines import closure
-from harness.engines.closure import Progress
+from harness.engines import dependencies
+from harness.engines.dependencies import Progress
 from harness.machines.bundle import BundleError, Manifest
 from harness.machines.cards import cards
 
@@ -26,10 +26,10 @@ TOOLKIT = Path("/usr/local/cuda")
 def check_machine(manifest: Manifest, progress: Progress) -> None:
     """BundleError if this Python, its torch, the C library, the card or the packages beside torch do not fit."""
     again = f"pack one that fits where an index is:  eaglecheck engines pack {_versions(manifest)} --output FILE"
-    if closure.python_tag() != manifest.python:
+    if dependencies.python_tag() != manifest.python:
         raise BundleError(
-            f"the bundle is for Python {manifest.python}, this is {closure.python_tag()} at {sys.executable}",
-            next_step=f"start it with that Python, or {again} --python {closure.python_tag()}",
+            f"the bundle is for Python {manifest.python}, this is {dependencies.python_tag()} at {sys.executable}",
+            next_step=f"start it with that Python, or {again} --python {dependencies.python_tag()}",
         )
     found = torch_version()
     if found != manifest.torch:

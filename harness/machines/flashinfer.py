@@ -9,7 +9,7 @@ from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
-from harness.engines.closure import EnvError
+from harness.engines.dependencies import EnvError
 from harness.machines import bundle_contents, imports, prebuild, wheels
 from harness.machines.bundle_contents import FLASHINFER, Rule
 from harness.machines.packing_job import Job

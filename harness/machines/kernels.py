@@ -14,8 +14,8 @@ import tarfile
 from pathlib import Path
 
 from harness.contract import plain_files
-from harness.engines import closure
-from harness.engines.closure import EnvError, Progress
+from harness.engines import dependencies
+from harness.engines.dependencies import EnvError, Progress
 from harness.machines import bundle, bundle_files
 from harness.machines.bundle import Archive, BundleError, Manifest, Tree
 from harness.machines.bundle_files import Reader
@@ -26,13 +26,13 @@ XZ_PRESET = 6
 
 
 def folder() -> Path:
-    return closure.home() / "kernels"
+    return dependencies.home() / "kernels"
 
 
 def save(path: Path, *, progress: Progress) -> Manifest:
     """Write what has been compiled so far to a bundle at `path`; EnvError if there is nothing, or no release to fit."""
     files = sorted(one for one in folder().rglob("*") if one.is_file() and one.suffix not in LEFT_OUT)
-    markers = [closure.read_marker(one) or {} for one in sorted((closure.home() / "engines").glob("*"))]
+    markers = [dependencies.read_marker(one) or {} for one in sorted((dependencies.home() / "engines").glob("*"))]
     made_for = next((marker for marker in markers if "trees" in marker), None)
     if not files or made_for is None:
         raise EnvError(
@@ -40,7 +40,7 @@ def save(path: Path, *, progress: Progress) -> Manifest:
             next_step="compile them:  eaglecheck engines unpack FILE --warm",
         )
     name = f"kernels-{_identity(files)}"
-    work = closure.home() / f".{name}"
+    work = dependencies.home() / f".{name}"
     work.mkdir(parents=True, exist_ok=True)
     packed = work / f"{name}.tar.xz"
     with lzma.open(packed, "wb", preset=XZ_PRESET) as target, tarfile.open(fileobj=target, mode="w") as archive:
@@ -64,7 +64,7 @@ def save(path: Path, *, progress: Progress) -> Manifest:
         releases=(),
         trees=(Tree(name=name, archive=name, files=len(files), size=size),),
         archives=(member,),
-        home=str(closure.home()),
+        home=str(dependencies.home()),
     )
     bundle_files.write(path, manifest, work)
     shutil.rmtree(work)
@@ -80,9 +80,9 @@ def _identity(files: list[Path]) -> str:
 def restore(reader: Reader, *, progress: Progress) -> None:
     """Put saved kernels back; BundleError where this installation is in another place than theirs."""
     manifest = reader.manifest
-    if manifest.home != str(closure.home()):
+    if manifest.home != str(dependencies.home()):
         raise BundleError(
-            f"these kernels were compiled for an installation in {manifest.home}, this one is in {closure.home()}",
+            f"these kernels were compiled for an installation in {manifest.home}, this one is in {dependencies.home()}",
             next_step=f"put it there:  export EAGLECHECK_HOME={manifest.home}",
         )
     (archive,) = manifest.archives

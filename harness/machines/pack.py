@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.engines import closure
-from harness.engines.closure import EnvError, Progress
+from harness.engines import dependencies
+from harness.engines.dependencies import EnvError, Progress
 from harness.machines import archives, bundle, bundle_contents, fit, flashinfer, wheels
 from harness.machines.bundle import Manifest, Release, Tree
 from harness.machines.bundle_contents import CONTROL, CONTROL_TESTS, FLASHINFER, FROM, PINNED
@@ -45,8 +45,8 @@ def pack(
     one.
     EnvError where a release wants another torch, asks for something unknown, or cannot be fetched or compiled.
     """
-    folder = closure.home() / "pack"
-    with closure.installing("pack", progress) as lock:
+    folder = dependencies.home() / "pack"
+    with dependencies.installing("pack", progress) as lock:
         job = Job(
             torch=torch,
             python=python,
@@ -58,7 +58,7 @@ def pack(
             cards=cards,
             include=frozenset(include),
         )
-        closure.check_room(NEED_GB, what="to pack")
+        dependencies.check_room(NEED_GB, what="to pack")
         sources = _sglang_wheels(job, versions)
         control = [_control(job)]
         releases = tuple(_release(job, version, sources[version], control) for version in versions)

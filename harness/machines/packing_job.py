@@ -8,7 +8,7 @@ from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
-from harness.engines.closure import Progress
+from harness.engines.dependencies import Progress
 from harness.machines import bundle, bundle_contents, wheels
 from harness.machines.bundle_contents import Rule
 from harness.machines.wheels import Files

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from harness.engines.closure import EnvError, Progress
+from harness.engines.dependencies import EnvError, Progress
 from harness.machines import fit
 from harness.machines.bundle_contents import PREBUILT
 

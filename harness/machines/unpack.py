@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from harness.engines import closure
-from harness.engines.closure import EnvError, Progress
+from harness.engines import dependencies
+from harness.engines.dependencies import EnvError, Progress
 from harness.machines import bundle_files, fit, kernels
 from harness.machines.bundle import Archive, BundleError, Manifest, Release, Tree
 from harness.machines.bundle_files import Reader
@@ -49,7 +49,7 @@ def _unpack(files: Sequence[Path], progress: Progress) -> tuple[str, ...]:
         manifest = reader.manifest
         fit.check_machine(manifest, progress)
         reader.check_there(_needed(manifest))
-        with closure.installing("unpack", progress):
+        with dependencies.installing("unpack", progress):
             if manifest.home:
                 kernels.restore(reader, progress=progress)
             for release in manifest.releases:
@@ -66,17 +66,17 @@ def _unpack(files: Sequence[Path], progress: Progress) -> tuple[str, ...]:
 
 
 def parts() -> Path:
-    return closure.home() / "parts"
+    return dependencies.home() / "parts"
 
 
 def launcher() -> Path:
     """Starts Python with the control side's packages: `launcher -m harness.cli …`."""
-    return closure.home() / "bin" / "python"
+    return dependencies.home() / "bin" / "python"
 
 
 def _check_place(version: str) -> None:
-    folder = closure.home() / "engines" / version
-    marker = closure.read_marker(folder)
+    folder = dependencies.home() / "engines" / version
+    marker = dependencies.read_marker(folder)
     if marker is not None and "trees" not in marker:
         raise EnvError(
             f"SGLang {version} is installed already in {folder}, from a package index",
@@ -106,7 +106,7 @@ def _place_trees(reader: Reader, progress: Progress) -> None:
     if not absent:
         progress("every part of this bundle is unpacked already")
         return
-    closure.check_room(1.5 * sum(tree.size for tree in absent) / 1e9, what="to unpack")
+    dependencies.check_room(1.5 * sum(tree.size for tree in absent) / 1e9, what="to unpack")
     incoming = parts() / ".incoming"
     shutil.rmtree(incoming, ignore_errors=True)
     needed = _needed(manifest)
@@ -183,12 +183,12 @@ def _make_folder(path: Path, target: Path) -> None:
 
 def _finish(release: Release, manifest: Manifest) -> None:
     """Declare a release usable: from here on `harness.engines.envs` finds it."""
-    folder = closure.home() / "engines" / release.version
+    folder = dependencies.home() / "engines" / release.version
     folder.mkdir(parents=True, exist_ok=True)
-    environ = release.environ | {key: str(closure.home() / place) for key, place in KERNEL_CACHES.items()}
+    environ = release.environ | {key: str(dependencies.home() / place) for key, place in KERNEL_CACHES.items()}
     environ |= {key: fit.program(name) for key, name in release.programs.items()}
     used = {tree.name: tree for tree in manifest.trees if tree.name in release.trees}
-    closure.write_marker(
+    dependencies.write_marker(
         folder,
         {
             "version": release.version,

@@ -19,9 +19,9 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import EngineConfig, SpecConfig
-from harness.engines import closure, envs
+from harness.engines import dependencies, envs
 from harness.engines.bare import Bare, Running, started
-from harness.engines.closure import EnvError, Progress
+from harness.engines.dependencies import EnvError, Progress
 from harness.engines.launch import build_launch
 
 CHECKPOINT = "eagle-head64"
@@ -74,7 +74,7 @@ def _started(version: str, *, dtype: Any, topk: int, graphs: bool) -> contextlib
         requests=requests,
         script=(Op(kind="submit", rids=tuple(PROMPTS)), Op(kind="drain")),
     )
-    pair = checkpoints.make(CHECKPOINT, closure.home() / "checkpoints")
+    pair = checkpoints.make(CHECKPOINT, dependencies.home() / "checkpoints")
     launch = build_launch(
         env=envs.state(version),
         spec=scenario.spec,
@@ -85,7 +85,7 @@ def _started(version: str, *, dtype: Any, topk: int, graphs: bool) -> contextlib
         lease=leases.request(),
         probe=False,
     )
-    folder = closure.home() / "logs" / f"warm-{version}-{dtype}"
+    folder = dependencies.home() / "logs" / f"warm-{version}-{dtype}"
     folder.mkdir(parents=True, exist_ok=True)
     return started(launch, scenario, folder=folder)
 

@@ -18,8 +18,8 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 from harness.contract import plain_files
-from harness.engines import closure
-from harness.engines.closure import EnvError, Progress
+from harness.engines import dependencies
+from harness.engines.dependencies import EnvError, Progress
 from harness.machines import bundle_contents, libraries
 from harness.machines.bundle import LeftOut, Wheel
 from harness.machines.bundle_contents import Rule
@@ -47,7 +47,7 @@ def fetch(wanted: dict[str, str], *, python: str, folder: Path, lock: int, progr
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
         command += ["--disable-pip-version-check", "--progress-bar", "off"]
         command += ["--python-version", python, "--implementation", "cp", *_platforms(), "-d", str(folder), *absent]
-        done = closure.run(command, lock=lock, progress=progress)
+        done = dependencies.run(command, lock=lock, progress=progress)
         if done.code:
             tail = "\n    ".join(done.tail)
             raise EnvError(

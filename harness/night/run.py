@@ -17,7 +17,7 @@ from pathlib import Path
 from harness.archive.disk import FULL
 from harness.archive.store import WriteError
 from harness.checks.describe import describe
-from harness.checks.findings import Finding, by_signature
+from harness.checks.findings import Finding, by_signature, root_signatures
 from harness.checks.ranks import lost_by
 from harness.contract.known_issues import ASSUMED
 from harness.contract.providers import JUDGED_BY, NOT_COMPARED
@@ -33,7 +33,7 @@ from harness.night.cells import Cell
 from harness.night.mutated import ask
 from harness.night.records import CellResult, Seen
 from harness.night.store import disk
-from harness.search.tally import roots, size
+from harness.search.shrink import size
 
 #: Reasons that say what was not looked at, without making a verdict unknown.
 NOT_A_CAUSE = ("not exercised", JUDGED_BY, NOT_COMPARED, ASSUMED)
@@ -164,7 +164,7 @@ class Driver:
                 break
             if any(map(lost_by, outcome.trace.events)):  # somebody ended it: neither shown nor not shown
                 break
-            seen = roots(outcome.findings)
+            seen = root_signatures(outcome.findings)
             for signature in asked:
                 shown, tried = record.shown[signature]
                 record.shown[signature] = (shown + (signature in seen), tried + 1)

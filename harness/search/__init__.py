@@ -1,1 +1,1 @@
-"""Smaller scenarios, tallies, and mutants as the control side sees them."""
+"""Smaller scenarios, and mutants as the control side sees them."""

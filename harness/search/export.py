@@ -127,7 +127,7 @@ def exported(one: ScenarioResult, launch: Launch, *, name: str, form: str) -> st
         "GIVEN": _lines(given),
         "SOURCES": _sources(recipe, rows, moved=len(sides) > 1, plugin=bool(one.scenario.spec.plugin)),
         "RECIPE": ", ".join((*map(json.dumps, (*_maker(recipe), _home(type(recipe)))), repr(repr(recipe)))),
-        "STIR": '    made = load("stirred").stirred(noise, made)\n' * (recipe.name in pairs.STIRRED),
+        "PERTURB": '    made = load("perturbed").perturbed(noise, made)\n' * (recipe.name in pairs.PERTURBED),
         "END": ENDINGS[form],
     }
     return re.sub(r"@([A-Z]+)@", lambda found: parts[found[1]], TEMPLATE.read_text(encoding="utf-8"))
@@ -282,8 +282,8 @@ def _sources(recipe: recipes.Recipe, rows: Sequence[Mapping[str, Any]], *, moved
     """The modules that a file brings along, as {name: source}, in the order in which they need one another."""
     kind = type(recipe)
     roots = [_maker(recipe), (_home(kind), kind.__name__), ("recipes", "Noise")]
-    if recipe.name in pairs.STIRRED:
-        roots.append(("stirred", "stirred"))
+    if recipe.name in pairs.PERTURBED:
+        roots.append(("perturbed", "perturbed"))
     needed = {one.__name__: one for module, _ in roots for one in _needs(importlib.import_module(f"cases.{module}"))}
     modules = reachable({_short(one): _alone(one) for one in needed.values()}, roots)
     if patches := [patch for row in rows for patch in row["patches"]]:

@@ -5,31 +5,48 @@ It must not draw scenarios; `cases/generation` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.checks.findings import by_signature, root_signatures
 from harness.contract.scenario import Scenario
 from harness.driving.live import LiveEngines
 from harness.driving.plan import Plan
-from harness.driving.results import RunResult
-from harness.search.shrink import Budget, Shrunk, Step, shrink
-from harness.search.tally import FindingTally, roots, tally
+from harness.driving.results import RunResult, ScenarioResult
+from harness.search.shrink import Budget, Shrunk, Step, shrink, size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """scenarios: how many show it; smallest: the least of those that begin with it."""
+
+    signature: str
+    scenarios: int
+    smallest: Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Small:
-    """A finding, the smallest scenario that shows it, and the folder of its reproducer."""
+    """A failure, the smallest scenario that shows it, and the folder of its reproducer."""
 
-    found: FindingTally
+    found: Failure
     shrunk: Shrunk
     folder: Path
 
 
-def root_findings(result: RunResult) -> list[FindingTally]:
-    """One entry a signature that some scenario's failure begins with."""
-    found = tally((one.scenario, one.findings) for one in result.results)
-    return [one for one in found if not one.consequence]
+def failures(results: Sequence[ScenarioResult]) -> list[Failure]:
+    """One a signature that some scenario's failure begins with; what most scenarios show comes first."""
+    found = [
+        Failure(
+            signature=shared.signature,
+            scenarios=len(shared.members),
+            smallest=min((results[at].scenario for at, _ in shared.roots), key=size),
+        )
+        for shared in by_signature(one.findings for one in results)
+        if shared.roots
+    ]
+    return sorted(found, key=lambda one: (-one.scenarios, one.signature))
 
 
 def reproducers(
@@ -37,10 +54,10 @@ def reproducers(
     result: RunResult,
     *,
     budget: Budget,
-    started: Callable[[FindingTally], None],
+    started: Callable[[Failure], None],
     progress: Callable[[Step], None],
 ) -> Iterator[Small]:
-    """Each root finding's smallest scenario within the budget, driven once more and kept in the run's folder."""
+    """Each failure's smallest scenario within the budget, driven once more and kept in the run's folder."""
     engines = LiveEngines(
         environment=lambda _version: plan.env,
         default=plan.env.version,
@@ -54,10 +71,10 @@ def reproducers(
     )
 
     def fails(scenario: Scenario) -> frozenset[str]:
-        return roots(engines(scenario, revert=plan.setup.revert, fresh=True).findings)
+        return root_signatures(engines(scenario, revert=plan.setup.revert, fresh=True).findings)
 
     try:
-        for found in root_findings(result):
+        for found in failures(result.results):
             started(found)
             shrunk = shrink(found.smallest, fails, found.signature, budget=budget, progress=progress)
             outcome = engines(shrunk.scenario, revert=plan.setup.revert, fresh=True)

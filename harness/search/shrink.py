@@ -18,7 +18,6 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import SpecConfig
-from harness.search.tally import size
 
 #: The root signatures of a scenario's failures; empty if it passes or cannot be judged.
 Fails = Callable[[Scenario], frozenset[str]]
@@ -155,8 +154,22 @@ def _to_fixpoint(search: _Search, candidates: Callable[[Scenario], Iterator[tupl
         pass
 
 
+def size(scenario: Scenario) -> tuple[int, ...]:
+    """What shrinking reduces, in this order: requests, ops, tokens to generate, prompt tokens, scheduler steps."""
+    return (
+        len(scenario.requests),
+        sum(op.kind != "step" for op in scenario.script),
+        sum(request.max_new_tokens for request in scenario.requests),
+        sum(len(request.input_ids) for request in scenario.requests),
+        sum(len(request.stop_token_ids) for request in scenario.requests),
+        sum(op.count for op in scenario.script if op.kind == "step"),
+        len(scenario.wants)
+        + sum(value is not None for value in (scenario.engine.chunked_prefill_size, scenario.engine.running_limit)),
+    )
+
+
 def size_with_settings(scenario: Scenario) -> tuple[int, ...]:
-    """As `tally.size`, and last how far the boot configuration is from the simplest one."""
+    """As `size`, and last how far the boot configuration is from the simplest one."""
     plain = Scenario.model_fields["engine"].default
     unusual = sum(
         getattr(scenario.engine, name) != getattr(plain, name)

@@ -3,7 +3,7 @@
 Engine side: torch only. A change is made on copies: the engine computes on with what an act returns, and the probe
 records it.
 
-Symbols: rows of a request are found through `Scene.shares`; h is the width of a state.
+Symbols: rows of a request are found through `Context.shares`; h is the width of a state.
 """
 
 from __future__ import annotations
@@ -12,213 +12,215 @@ from collections.abc import Callable
 
 import torch
 
-from .registry import Scene, Share, Values, act
+from .registry import Context, Share, Values, act
 
 
-def _moved(scene: Scene, values: Values, source: Callable[[Share, int], int]) -> Values:
+def _moved(context: Context, values: Values, source: Callable[[Share, int], int]) -> Values:
     """The field with each row the mutant is about taken from row `source(share, row)`."""
-    before = values[scene.name]
-    after, rows = before.clone(), set(scene.rows())
-    for share in scene.shares:
+    before = values[context.name]
+    after, rows = before.clone(), set(context.rows())
+    for share in context.shares:
         for row in range(share.first, share.last + 1):
             if row in rows:
                 after[row] = before[source(share, row)]
-    return {scene.name: after}
+    return {context.name: after}
 
 
 @act
-def add(scene: Scene, values: Values) -> Values:
-    after = values[scene.name].clone()
-    for row in scene.rows():  # a list of rows would have to reach the device, which a graph's capture forbids
-        after[row] += int(scene.args["by"])
-    return {scene.name: after}
+def add(context: Context, values: Values) -> Values:
+    after = values[context.name].clone()
+    for row in context.rows():  # a list of rows would have to reach the device, which a graph's capture forbids
+        after[row] += int(context.args["by"])
+    return {context.name: after}
 
 
 @act
-def next_page(scene: Scene, values: Values) -> Values:
-    return {scene.name: values[scene.name] + scene.page}
+def next_page(context: Context, values: Values) -> Values:
+    return {context.name: values[context.name] + context.page}
 
 
 @act
-def zero(scene: Scene, values: Values) -> Values:
-    after = values[scene.name].clone()
-    for row in scene.rows():
+def zero(context: Context, values: Values) -> Values:
+    after = values[context.name].clone()
+    for row in context.rows():
         after[row] = 0
-    return {scene.name: after}
+    return {context.name: after}
 
 
 @act
-def previous_row(scene: Scene, values: Values) -> Values:
-    return _moved(scene, values, lambda share, row: max(row - 1, share.first))
+def previous_row(context: Context, values: Values) -> Values:
+    return _moved(context, values, lambda share, row: max(row - 1, share.first))
 
 
 @act
-def next_row(scene: Scene, values: Values) -> Values:
-    return _moved(scene, values, lambda share, row: min(row + 1, share.last))
+def next_row(context: Context, values: Values) -> Values:
+    return _moved(context, values, lambda share, row: min(row + 1, share.last))
 
 
 @act
-def first_row(scene: Scene, values: Values) -> Values:
-    return _moved(scene, values, lambda share, row: share.first)
+def first_row(context: Context, values: Values) -> Values:
+    return _moved(context, values, lambda share, row: share.first)
 
 
 @act
-def neighbour(scene: Scene, values: Values) -> Values:
+def neighbour(context: Context, values: Values) -> Values:
     """From the next request of the batch: row by row, or tail from tail where only last rows are meant."""
-    partner = {share.rid: other for share, other in zip(scene.shares, scene.shares[1:] + scene.shares[:1], strict=True)}
+    partner = {
+        share.rid: other for share, other in zip(context.shares, context.shares[1:] + context.shares[:1], strict=True)
+    }
 
     def source(share: Share, row: int) -> int:
         other = partner[share.rid]
         from_start = other.first + min(row - share.first, other.rows - 1)
-        return other.last if scene.args.get("at") == "last" else from_start
+        return other.last if context.args.get("at") == "last" else from_start
 
-    return _moved(scene, values, source)
+    return _moved(context, values, source)
 
 
 @act
-def frozen(scene: Scene, values: Values) -> Values:
+def frozen(context: Context, values: Values) -> Values:
     """Every later step of a round, or layer, gets what the first one had."""
-    step, first = scene.memory.get("first", (scene.step, None))
-    if scene.step <= step:
-        scene.memory["first"] = scene.step, values[scene.name].clone()
+    step, first = context.memory.get("first", (context.step, None))
+    if context.step <= step:
+        context.memory["first"] = context.step, values[context.name].clone()
         return {}
-    return {scene.name: first.clone()}
+    return {context.name: first.clone()}
 
 
 @act
-def restart(scene: Scene, values: Values) -> Values:
-    after = values[scene.name].clone()
-    for share in scene.shares:
+def restart(context: Context, values: Values) -> Values:
+    after = values[context.name].clone()
+    for share in context.shares:
         after[share.first : share.last + 1] -= share.start
-    return {scene.name: after}
+    return {context.name: after}
 
 
 @act
-def target_guess(scene: Scene, values: Values) -> Values:
-    after, rows = values[scene.name].clone(), set(scene.rows())
-    for number, share in enumerate(scene.shares):
-        if share.last in rows and scene.guesses is not None:
-            after[share.last] = scene.guesses[number]
-    return {scene.name: after}
+def target_guess(context: Context, values: Values) -> Values:
+    after, rows = values[context.name].clone(), set(context.rows())
+    for number, share in enumerate(context.shares):
+        if share.last in rows and context.guesses is not None:
+            after[share.last] = context.guesses[number]
+    return {context.name: after}
 
 
 @act
-def from_before(scene: Scene, values: Values) -> Values:
+def from_before(context: Context, values: Values) -> Values:
     """The first step of a round gets what the request had there one round earlier."""
-    if scene.step > 0:
+    if context.step > 0:
         return {}
-    before, after = values[scene.name], values[scene.name].clone()
-    for share in scene.shares:
-        old = scene.memory.get(share.rid)
-        scene.memory[share.rid] = before[share.first : share.last + 1].clone()
+    before, after = values[context.name], values[context.name].clone()
+    for share in context.shares:
+        old = context.memory.get(share.rid)
+        context.memory[share.rid] = before[share.first : share.last + 1].clone()
         if old is not None:
             after[share.first : share.last + 1] = old
-    return {scene.name: after}
+    return {context.name: after}
 
 
 @act
-def narrow(scene: Scene, values: Values) -> Values:
+def narrow(context: Context, values: Values) -> Values:
     """As wide as one of `parts`, two if nothing is said."""
-    value = values[scene.name]
-    return {scene.name: value[:, : value.shape[1] // int(scene.args.get("parts", 2))].contiguous()}
+    value = values[context.name]
+    return {context.name: value[:, : value.shape[1] // int(context.args.get("parts", 2))].contiguous()}
 
 
 @act
-def coarse(scene: Scene, values: Values) -> Values:
-    return {scene.name: values[scene.name].to(torch.bfloat16)}
+def coarse(context: Context, values: Values) -> Values:
+    return {context.name: values[context.name].to(torch.bfloat16)}
 
 
 @act
-def second_best(scene: Scene, values: Values) -> Values:
+def second_best(context: Context, values: Values) -> Values:
     """Each row's choices without the best one."""
-    ids = values[scene.name]
-    if scene.logits is None or scene.logits.shape[0] != ids.shape[0]:
+    ids = values[context.name]
+    if context.logits is None or context.logits.shape[0] != ids.shape[0]:
         return {}
-    runners_up = scene.logits.topk(ids.shape[-1] + 1, dim=-1).indices[:, 1:]
-    return {scene.name: runners_up.to(ids.dtype)}
+    runners_up = context.logits.topk(ids.shape[-1] + 1, dim=-1).indices[:, 1:]
+    return {context.name: runners_up.to(ids.dtype)}
 
 
 # -- what any value may become, where the site has it --
 
 
 @act
-def become(scene: Scene, values: Values) -> Values:
+def become(context: Context, values: Values) -> Values:
     """The `value` everywhere. of: "draft" where only drafts are meant."""
-    if scene.name not in values or (scene.args.get("of") == "draft" and not values["draft"]):
+    if context.name not in values or (context.args.get("of") == "draft" and not values["draft"]):
         return {}
-    return {scene.name: torch.full_like(values[scene.name], scene.args["value"])}
+    return {context.name: torch.full_like(values[context.name], context.args["value"])}
 
 
 @act
-def moved(scene: Scene, values: Values) -> Values:
-    return {scene.name: values[scene.name] + int(scene.args["by"])}
+def moved(context: Context, values: Values) -> Values:
+    return {context.name: values[context.name] + int(context.args["by"])}
 
 
 @act
-def of_neighbour(scene: Scene, values: Values) -> Values:
+def of_neighbour(context: Context, values: Values) -> Values:
     """Each request has what the next one should have; with `by` 1, the one before."""
-    names = [name for name in scene.name.split() if name in values]
-    return {name: values[name].roll(int(scene.args.get("by", -1)), 0) for name in names}
+    names = [name for name in context.name.split() if name in values]
+    return {name: values[name].roll(int(context.args.get("by", -1)), 0) for name in names}
 
 
 @act
-def mirrored(scene: Scene, values: Values) -> Values:
-    return {scene.name: values[scene.name].flip(-1)} if scene.name in values else {}
+def mirrored(context: Context, values: Values) -> Values:
+    return {context.name: values[context.name].flip(-1)} if context.name in values else {}
 
 
 @act
-def without_last(scene: Scene, values: Values) -> Values:
-    return {scene.name: values[scene.name][:-1]}
+def without_last(context: Context, values: Values) -> Values:
+    return {context.name: values[context.name][:-1]}
 
 
 @act
-def last_again(scene: Scene, values: Values) -> Values:
-    value = values[scene.name]
-    return {scene.name: torch.cat((value, value[-1:]))}
+def last_again(context: Context, values: Values) -> Values:
+    value = values[context.name]
+    return {context.name: torch.cat((value, value[-1:]))}
 
 
 @act
-def squared(scene: Scene, values: Values) -> Values:
-    return {scene.name: values[scene.name] ** 2} if scene.name in values else {}
+def squared(context: Context, values: Values) -> Values:
+    return {context.name: values[context.name] ** 2} if context.name in values else {}
 
 
 # -- features and vocabulary of an EAGLE-3 head; the features of a row lie side by side, `parts` of one width --
 
 
-def _parts(scene: Scene, values: Values) -> tuple[torch.Tensor, ...]:
+def _parts(context: Context, values: Values) -> tuple[torch.Tensor, ...]:
     """[rows, h] each; one whole part where the rows do not hold `parts` features."""
-    value, parts = values[scene.name], int(scene.args["parts"])
+    value, parts = values[context.name], int(context.args["parts"])
     return value.chunk(parts, dim=-1) if value.shape[-1] % parts == 0 else (value,)
 
 
 @act
-def features_rolled(scene: Scene, values: Values) -> Values:
+def features_rolled(context: Context, values: Values) -> Values:
     """The last layer's feature comes first."""
-    parts = _parts(scene, values)
-    return {scene.name: torch.cat((parts[-1], *parts[:-1]), dim=-1)}
+    parts = _parts(context, values)
+    return {context.name: torch.cat((parts[-1], *parts[:-1]), dim=-1)}
 
 
 @act
-def feature_repeated(scene: Scene, values: Values) -> Values:
+def feature_repeated(context: Context, values: Values) -> Values:
     """The feature of the layer below stands in the place of the highest one."""
-    parts = _parts(scene, values)
-    return {scene.name: torch.cat((*parts[:-1], parts[-2]), dim=-1)}
+    parts = _parts(context, values)
+    return {context.name: torch.cat((*parts[:-1], parts[-2]), dim=-1)}
 
 
 @act
-def feature_missing(scene: Scene, values: Values) -> Values:
+def feature_missing(context: Context, values: Values) -> Values:
     """The rows are narrower by one feature."""
-    return {scene.name: torch.cat(_parts(scene, values)[:-1], dim=-1)}
+    return {context.name: torch.cat(_parts(context, values)[:-1], dim=-1)}
 
 
 @act
-def one_feature(scene: Scene, values: Values) -> Values:
+def one_feature(context: Context, values: Values) -> Values:
     """The highest feature alone, as wide as a draft row, so that nothing widens it: fc is skipped."""
-    return {scene.name: _parts(scene, values)[-1].contiguous()}
+    return {context.name: _parts(context, values)[-1].contiguous()}
 
 
 @act
-def map_twice(scene: Scene, values: Values) -> Values:
+def map_twice(context: Context, values: Values) -> Values:
     """Offsets added twice, as far as the vocabulary goes."""
     ids = values["map"]
     own = torch.arange(len(ids), dtype=ids.dtype, device=ids.device)
@@ -226,42 +228,42 @@ def map_twice(scene: Scene, values: Values) -> Values:
 
 
 @act
-def map_left_out(scene: Scene, values: Values) -> Values:
+def map_left_out(context: Context, values: Values) -> Values:
     """Draft ids are taken for target ids."""
     ids = values["map"]
     return {"map": torch.arange(len(ids), dtype=ids.dtype, device=ids.device)}
 
 
-# -- between the layers of a multi-layer MTP draft; `Scene.step` is the layer --
+# -- between the layers of a multi-layer MTP draft; `Context.step` is the layer --
 
 
 @act
-def tail_kept(scene: Scene, values: Values) -> Values:
+def tail_kept(context: Context, values: Values) -> Values:
     """The last row's token is not replaced by what the layer before proposed."""
-    before, ids = scene.memory.get("before"), values["input_ids"]
-    scene.memory["before"] = ids.clone()
-    if scene.step == 0 or before is None:
+    before, ids = context.memory.get("before"), values["input_ids"]
+    context.memory["before"] = ids.clone()
+    if context.step == 0 or before is None:
         return {}
-    after, rows = ids.clone(), [share.last for share in scene.shares]
+    after, rows = ids.clone(), [share.last for share in context.shares]
     after[rows] = before[rows]
     return {"input_ids": after}
 
 
 @act
-def deep_state_of_previous_row(scene: Scene, values: Values) -> Values:
+def deep_state_of_previous_row(context: Context, values: Values) -> Values:
     """Layers behind the first one read each row's state from the row before."""
-    return previous_row(scene, values) if scene.step else {}
+    return previous_row(context, values) if context.step else {}
 
 
 @act
-def state_of_layer_before_last(scene: Scene, values: Values) -> Values:
+def state_of_layer_before_last(context: Context, values: Values) -> Values:
     """From the third layer on, each reads what the layer before it read, not what that one said."""
-    before, scene.memory["read"] = scene.memory.get("read"), values["hidden"].clone()
-    return {} if scene.step < 2 or before is None else {"hidden": before}
+    before, context.memory["read"] = context.memory.get("read"), values["hidden"].clone()
+    return {} if context.step < 2 or before is None else {"hidden": before}
 
 
 @act
-def layers_exchanged(scene: Scene, values: Values) -> Values:
+def layers_exchanged(context: Context, values: Values) -> Values:
     """The first two layers' proposals change places."""
     ids = values["ids"]
     if ids.shape[1] < 2:
@@ -273,18 +275,18 @@ def layers_exchanged(scene: Scene, values: Values) -> Values:
 
 
 @act
-def left_out(scene: Scene, values: Values) -> Values:
+def left_out(context: Context, values: Values) -> Values:
     """A rank goes on with its own part in the place of the sum."""
     return {"sum": values["part"]}
 
 
 @act
-def shards_swapped(scene: Scene, values: Values) -> Values:
+def shards_swapped(context: Context, values: Values) -> Values:
     """The shards of the last dimension lie in the opposite order."""
     whole, width = values["whole"], values["part"].shape[-1]
     return {"whole": torch.cat(whole.split(width, dim=-1)[::-1], dim=-1)}
 
 
 @act
-def of_target(scene: Scene, values: Values) -> Values:
+def of_target(context: Context, values: Values) -> Values:
     return {"own": values["target"]}

@@ -7,79 +7,79 @@ from __future__ import annotations
 
 import torch
 
-from .registry import Scene, Values, act
+from .registry import Context, Values, act
 
 
 @act
-def hand_out_again(scene: Scene, values: Values) -> Values:
+def hand_out_again(context: Context, values: Values) -> Values:
     """The last slot of every later allocation is the first slot of the scenario's first one."""
     slots = values["slots"]
-    if "held" not in scene.memory:
-        scene.memory["held"] = slots[:1].clone()
+    if "held" not in context.memory:
+        context.memory["held"] = slots[:1].clone()
         return {}
-    return {"slots": torch.cat((slots[:-1], scene.memory["held"]))}
+    return {"slots": torch.cat((slots[:-1], context.memory["held"]))}
 
 
 @act
-def shifted(scene: Scene, values: Values) -> Values:
+def shifted(context: Context, values: Values) -> Values:
     """Every second allocation."""
-    scene.memory["calls"] = scene.memory.get("calls", 0) + 1
-    return {"slots": values["slots"] + int(scene.args["by"])} if scene.memory["calls"] % 2 == 0 else {}
+    context.memory["calls"] = context.memory.get("calls", 0) + 1
+    return {"slots": values["slots"] + int(context.args["by"])} if context.memory["calls"] % 2 == 0 else {}
 
 
 @act
-def keep_last_page(scene: Scene, values: Values) -> Values:
-    pages = values["slots"] // scene.page
+def keep_last_page(context: Context, values: Values) -> Values:
+    pages = values["slots"] // context.page
     return {"slots": values["slots"][pages != pages[-1]]}
 
 
 @act
-def first_for_last(scene: Scene, values: Values) -> Values:
+def first_for_last(context: Context, values: Values) -> Values:
     return {"slots": torch.cat((values["slots"][:-1], values["slots"][:1]))}
 
 
 @act
-def keep_finished(scene: Scene, values: Values) -> Values:
+def keep_finished(context: Context, values: Values) -> Values:
     """Every finished request stays for one batch more; SGLang asks who stays several times between two batches."""
     keep = set(values["keep"].tolist())
     for number in values["finished"].nonzero().flatten().tolist():
-        if scene.memory.setdefault(scene.shares[number].rid, scene.batch) == scene.batch:
+        if context.memory.setdefault(context.shares[number].rid, context.batch) == context.batch:
             keep.add(number)
     return {"keep": torch.tensor(sorted(keep), dtype=torch.int64)}
 
 
 @act
-def other_step(scene: Scene, values: Values) -> Values:
+def other_step(context: Context, values: Values) -> Values:
     """A step before the first is none: then nothing is committed."""
-    return {"steps": (values["steps"] + int(scene.args["by"])).clamp(max=int(values["last"]))}
+    return {"steps": (values["steps"] + int(context.args["by"])).clamp(max=int(values["last"]))}
 
 
 @act
-def drop_live(scene: Scene, values: Values) -> Values:
+def drop_live(context: Context, values: Values) -> Values:
     """Once, the last of several live requests."""
-    if len(values["keep"]) < 2 or scene.memory.setdefault("dropped", False):
+    if len(values["keep"]) < 2 or context.memory.setdefault("dropped", False):
         return {}
-    scene.memory["dropped"] = True
+    context.memory["dropped"] = True
     return {"keep": values["keep"][:-1]}
 
 
 @act
-def ascending(scene: Scene, values: Values) -> Values:
+def ascending(context: Context, values: Values) -> Values:
     return {"rows": values["rows"].sort().values}
 
 
 @act
-def from_the_front(scene: Scene, values: Values) -> Values:
+def from_the_front(context: Context, values: Values) -> Values:
     return {"rows": torch.arange(len(values["rows"])).to(values["rows"])}
 
 
 @act
-def one_token_more(scene: Scene, values: Values) -> Values:
+def one_token_more(context: Context, values: Values) -> Values:
     """Once a request."""
     limits = values["limits"].clone()
-    for number, share in enumerate(scene.shares):
-        if share.rid not in scene.memory:
-            scene.memory[share.rid] = True
+    for number, share in enumerate(context.shares):
+        if share.rid not in context.memory:
+            context.memory[share.rid] = True
             limits[number] += 1
     return {"limits": limits}
 
@@ -88,16 +88,16 @@ def one_token_more(scene: Scene, values: Values) -> Values:
 
 
 @act
-def kept_state(scene: Scene, values: Values) -> Values:
+def kept_state(context: Context, values: Values) -> Values:
     """The state of the rank's last requests."""
-    return {} if scene.state is None or "hidden" not in values else {"hidden": scene.state}
+    return {} if context.state is None or "hidden" not in values else {"hidden": context.state}
 
 
 # -- what a prefill engine hands to a decode engine --
 
 
 @act
-def guess_of_the_target(scene: Scene, values: Values) -> Values:
+def guess_of_the_target(context: Context, values: Values) -> Values:
     """The draft is to go on with what the target has chosen already."""
     ids = values["ids"].clone()
     ids[0] = values["guess"][0]
@@ -105,7 +105,7 @@ def guess_of_the_target(scene: Scene, values: Values) -> Values:
 
 
 @act
-def row_of_another(scene: Scene, values: Values) -> Values:
+def row_of_another(context: Context, values: Values) -> Values:
     """The next row that something has been written into."""
     own, full = int(values["row"][0]), values["full"].nonzero().flatten().tolist()
     others = [row for row in full if row != own]
@@ -113,7 +113,7 @@ def row_of_another(scene: Scene, values: Values) -> Values:
 
 
 @act
-def page_left_behind(scene: Scene, values: Values) -> Values:
+def page_left_behind(context: Context, values: Values) -> Values:
     """The middle page of a part arrives as it was before anything was written to it."""
     changed = {}
     for name, pages in values.items():

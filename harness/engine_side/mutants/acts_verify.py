@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import torch
 
-from .registry import Scene, Values, act
+from .registry import Context, Values, act
 
 #: A top_k above this stands for the whole vocabulary.
 MOST_CUT = 1 << 20
 
 
 @act
-def swap_parents(scene: Scene, values: Values) -> Values:
+def swap_parents(context: Context, values: Values) -> Values:
     """Children of candidate 0 hang under candidate 1 and the other way round, where both were kept.
 
     parents [b, groups]: entry g is the candidate that group g (t candidates) grew from; groups 1 and 2 are the
@@ -29,14 +29,14 @@ def swap_parents(scene: Scene, values: Values) -> Values:
 
 
 @act
-def swap_tokens(scene: Scene, values: Values) -> Values:
+def swap_tokens(context: Context, values: Values) -> Values:
     tokens = values["tokens"].clone()
     tokens[:, -1], tokens[:, -2] = values["tokens"][:, -2], values["tokens"][:, -1]
     return {"tokens": tokens}
 
 
 @act
-def lose_sibling(scene: Scene, values: Values) -> Values:
+def lose_sibling(context: Context, values: Values) -> Values:
     siblings = values["next_sibling"].clone()
     for b in range(siblings.shape[0]):
         linked = (siblings[b] >= 0).nonzero().flatten()
@@ -46,28 +46,28 @@ def lose_sibling(scene: Scene, values: Values) -> Values:
 
 
 @act
-def mask_bit(scene: Scene, values: Values) -> Values:
+def mask_bit(context: Context, values: Values) -> Values:
     """One bit of the last node's row: its `column` (parent, root, stranger) becomes `value`.
 
     mask: row s of a request with committed length c holds c prefix columns, then n tree columns; requests back to back.
     """
     mask, n, offset = values["mask"].clone(), values["next_token"].shape[1], 0
-    for b, share in enumerate(scene.shares):
+    for b, share in enumerate(context.shares):
         above = _line(values["next_token"][b].tolist(), values["next_sibling"][b].tolist(), node=n - 1)
-        column = _column(str(scene.args["column"]), above, node=n - 1)
+        column = _column(str(context.args["column"]), above, node=n - 1)
         width = share.start + n
         if column is not None:
-            mask[offset + (n - 1) * width + share.start + column] = bool(scene.args["value"])
+            mask[offset + (n - 1) * width + share.start + column] = bool(context.args["value"])
         offset += n * width
     return {"mask": mask}
 
 
 @act
-def mask_narrow(scene: Scene, values: Values) -> Values:
+def mask_narrow(context: Context, values: Values) -> Values:
     """Rows of the mask are written one column narrower than they are read; the mask ends in columns nobody sees."""
     mask, n, offset = values["mask"], values["next_token"].shape[1], 0
     rows = []
-    for share in scene.shares:
+    for share in context.shares:
         width = share.start + n
         rows.append(mask[offset : offset + n * width].view(n, width)[:, 1:].reshape(-1))
         offset += n * width
@@ -98,18 +98,18 @@ def _column(which: str, above: list[int], *, node: int) -> int | None:
 
 
 @act
-def one_more(scene: Scene, values: Values) -> Values:
+def one_more(context: Context, values: Values) -> Values:
     """The first child of the last accepted node is accepted too, whatever the target chose."""
     return _walked(values, [int(drafts) + 1 for drafts in values["drafts"]])
 
 
 @act
-def one_less(scene: Scene, values: Values) -> Values:
+def one_less(context: Context, values: Values) -> Values:
     return _walked(values, [max(int(drafts) - 1, 0) for drafts in values["drafts"]])
 
 
 @act
-def neighbour_length(scene: Scene, values: Values) -> Values:
+def neighbour_length(context: Context, values: Values) -> Values:
     return _walked(values, values["drafts"].roll(-1).tolist())
 
 
@@ -136,7 +136,7 @@ def _bonus_nodes(values: Values) -> list[int]:
 
 
 @act
-def bonus_from_root(scene: Scene, values: Values) -> Values:
+def bonus_from_root(context: Context, values: Values) -> Values:
     predict = values["predict"].clone()
     for b, node in enumerate(_bonus_nodes(values)):
         predict[node] = values["target"][b, 0].to(predict.dtype)
@@ -144,7 +144,7 @@ def bonus_from_root(scene: Scene, values: Values) -> Values:
 
 
 @act
-def bonus_of_neighbour(scene: Scene, values: Values) -> Values:
+def bonus_of_neighbour(context: Context, values: Values) -> Values:
     predict = values["predict"].clone()
     nodes = _bonus_nodes(values)
     for node, other in zip(nodes, nodes[1:] + nodes[:1], strict=True):
@@ -156,7 +156,7 @@ def bonus_of_neighbour(scene: Scene, values: Values) -> Values:
 
 
 @act
-def mask_of_node_before(scene: Scene, values: Values) -> Values:
+def mask_of_node_before(context: Context, values: Values) -> Values:
     bits = values["bits"]
     return {"bits": torch.cat((bits[:, :1], bits[:, :-1]), dim=1)}
 
@@ -165,20 +165,20 @@ def mask_of_node_before(scene: Scene, values: Values) -> Values:
 
 
 @act
-def uniforms_halved(scene: Scene, values: Values) -> Values:
+def uniforms_halved(context: Context, values: Values) -> Values:
     """A child's share of the unit interval counts twice."""
     return {"nodes": values["nodes"] * 0.5}
 
 
 @act
-def distribution_of_root(scene: Scene, values: Values) -> Values:
+def distribution_of_root(context: Context, values: Values) -> Values:
     """Everything is drawn from what the target said after the root."""
     whole = values["distribution"]
     return {"distribution": whole[:, :1].expand_as(whole).contiguous()}
 
 
 @act
-def final_mirrored(scene: Scene, values: Values) -> Values:
+def final_mirrored(context: Context, values: Values) -> Values:
     """The last token is drawn from the other end of what is left."""
     return {"final": 1.0 - values["final"]}
 
@@ -187,7 +187,7 @@ def final_mirrored(scene: Scene, values: Values) -> Values:
 
 
 @act
-def settings_more(scene: Scene, values: Values) -> Values:
+def settings_more(context: Context, values: Values) -> Values:
     """Where less than the whole vocabulary was asked for."""
-    own = values[scene.name]
-    return {scene.name: torch.where((own > 1) & (own < MOST_CUT), own + scene.args["by"], own)}
+    own = values[context.name]
+    return {context.name: torch.where((own > 1) & (own < MOST_CUT), own + context.args["by"], own)}

@@ -17,7 +17,7 @@ from ..probes.probe import Probe
 from ..probes.recorder import plain_rid
 from . import acts_host, acts_inputs, acts_plan, acts_requests, acts_verify  # noqa: F401  (importing them makes their acts known)
 from .graphs import GraphMutants
-from .registry import ACTS, FORWARD_ACTS, Scene, Share, Values
+from .registry import ACTS, FORWARD_ACTS, Context, Share, Values
 
 
 class MutantBroken(Exception):
@@ -83,7 +83,7 @@ class ArmedMutants:
         for armed in self.at(site, phase, step=step):
             if armed.mutant.act in FORWARD_ACTS or (site == "answers" and armed.mutant.args["field"] not in values):
                 continue
-            scene = Scene(
+            context = Context(
                 args=armed.mutant.args,
                 memory=armed.memory,
                 phase=phase,
@@ -96,7 +96,7 @@ class ArmedMutants:
                 state=self.states.get(phase),
             )
             try:
-                made = ACTS[armed.mutant.act](scene, values)
+                made = ACTS[armed.mutant.act](context, values)
             except Exception as error:  # ours, so it must not look like a crash of the engine
                 raise MutantBroken(f"mutant {armed.mutant.id}: {type(error).__name__}: {error}") from error
             made = {name: value for name, value in made.items() if differs(value, values[name])}

@@ -20,7 +20,7 @@ import torch
 
 from ...both_sides.mutants import MUTANTS, Mutant
 from . import acts_inputs  # noqa: F401  (makes its acts known)
-from .registry import ACTS, Scene, Share, Values, inputs_of, mapped, replaced
+from .registry import ACTS, Context, Share, Values, inputs_of, mapped, replaced
 
 #: Forward phases that run inside graphs.
 INSIDE = ("DRAFT", "EXTEND", "VERIFY")
@@ -120,8 +120,8 @@ class GraphMutants:
     def _act(self, mutant: Mutant, values: Values, *, phase: str, step: int, shares: list[Share]) -> Values:
         if mutant.act == "from_before":
             return self._from_before(mutant, values, step=step)
-        scene = Scene(args=mutant.args, memory={}, phase=phase, step=step, shares=shares, logits=self.logits)
-        return ACTS[mutant.act](scene, values) if str(mutant.args.get("field", "map")) in values else {}
+        context = Context(args=mutant.args, memory={}, phase=phase, step=step, shares=shares, logits=self.logits)
+        return ACTS[mutant.act](context, values) if str(mutant.args.get("field", "map")) in values else {}
 
     def _from_before(self, mutant: Mutant, values: Values, *, step: int) -> Values:
         name = str(mutant.args["field"])

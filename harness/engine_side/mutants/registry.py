@@ -33,7 +33,7 @@ class Share:
 
 
 @dataclass(slots=True, kw_only=True)
-class Scene:
+class Context:
     """Where the engine is when a mutant acts. memory: the mutant's own, empty when it is armed."""
 
     args: Mapping[str, Any]
@@ -80,7 +80,7 @@ class Scene:
 
 
 #: The values of a site -> those of them that become others, made on copies.
-Act = Callable[[Scene, Values], Values]
+Act = Callable[[Context, Values], Values]
 ACTS: dict[str, Act] = {}
 #: Acts that change no value but whether a forward runs, and how often: `sites` does them.
 FORWARD_ACTS = ("skip", "twice")

@@ -53,7 +53,7 @@ class Replacement:
 class _Seen:
     """A module of torch's as one of SGLang's sees it: some of it is ours, everything else is torch's."""
 
-    def __init__(self, module: types.ModuleType, **ours: Any) -> None:
+    def __init__(self, module: Any, **ours: Any) -> None:
         self.__dict__ |= {"_module": module, **ours}
 
     def __getattr__(self, name: str) -> Any:
@@ -487,6 +487,14 @@ class CpuOps:
     def _patch_unreserved_host(self, module: types.ModuleType, argument: str) -> None:
         setattr(module, argument, 0)
         self._note(f"{module.__name__}.{argument}", "no-op", "none", "10 GB kept free for a pool of some kB")
+
+    def _patch_own_device(self, module: types.ModuleType, argument: str) -> None:
+        """The device that torch was built for, which the module asks for whatever it runs on; `argument`: by what."""
+        asked = getattr(torch, argument)
+        if asked() is not torch.cpu:
+            own = {argument: lambda device=None: torch.cpu if device is None else asked(device)}
+            module.torch = _Seen(module.torch, **own)  # type: ignore[attr-defined]
+            self._note(f"{module.__name__}: torch.{argument}", "remap", "none", "a torch with CUDA means a card by it")
 
     def _patch_device_name(self, module: types.ModuleType, argument: str) -> None:
         module.torch = _Seen(torch, **{argument: _on_cpu(getattr(torch, argument))})  # type: ignore[attr-defined]

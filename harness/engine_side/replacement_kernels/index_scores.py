@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import os
+import shutil
 import sys
 import types
 from collections.abc import Callable
@@ -18,6 +20,8 @@ from typing import Any
 import torch
 
 PACKAGE = "deep_gemm"
+#: Where CUDA is that nothing names.
+CUDA = "/usr/local/cuda"
 
 
 class IndexScores:
@@ -34,7 +38,7 @@ class IndexScores:
     def describe(self) -> list[dict[str, str]]:
         """See cpu_ops.Replacement."""
         names = ("fp8_mqa_logits", "fp8_paged_mqa_logits") if self.absent else ()
-        why = "DeepGEMM is not here, or without its headers"
+        why = "DeepGEMM is not here, or without its headers or a compiler"
         return [
             {"operation": f"{PACKAGE}.{one}", "by": "stand-in", "subject": "index scores", "reason": why}
             for one in names
@@ -42,9 +46,12 @@ class IndexScores:
 
 
 def _whole() -> bool:
-    """Whether it is here with the headers of what it compiles at first use; a bundle's comes without."""
+    """Whether it is here with the headers of what it compiles at first use, and a compiler where it looks for one."""
     found = importlib.util.find_spec(PACKAGE)
-    return found is not None and found.origin is not None and (Path(found.origin).parent / "include").is_dir()
+    if found is None or found.origin is None or not (Path(found.origin).parent / "include").is_dir():
+        return False
+    homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), CUDA)
+    return bool(shutil.which("nvcc")) or any(Path(home, "bin", "nvcc").is_file() for home in homes if home)
 
 
 def get_num_sms() -> int:
@@ -97,7 +104,7 @@ def fp8_paged_mqa_logits(
     flat = cache.reshape(pages, -1)
     keys = flat[:, : size * width].view(torch.float8_e4m3fn).reshape(pages, size, width)
     scales = flat[:, size * width :].contiguous().view(torch.float32).reshape(pages, size)
-    used = table.clamp(min=0).long()
+    used = table.clamp(0, pages - 1).long()  # behind a request's own pages a graph's table holds anything
     named, sized = keys.view(torch.uint8)[used].reshape(batch, -1, width), scales[used].reshape(batch, 1, -1)
     products = torch.einsum("bnhd,bkd->bnhk", q.float(), named.view(torch.float8_e4m3fn).float()).relu()
     scores = (products * weights.float().reshape(batch, each, heads, 1)).sum(dim=2) * sized  # [B,n,K]

@@ -32,9 +32,9 @@ from harness.contract.usage import UserError
 
 Progress = Callable[[str], None]
 
-REQUIREMENTS = Path(__file__).with_name("closure.txt")
+REQUIREMENTS = Path(__file__).with_name("dependencies.txt")
 MARKER = "READY.json"
-CLOSURE_GB = 3.5  # 2.2 installed with the CPU build of torch, and pip unpacks beside it
+NEED_GB = 3.5  # 2.2 installed with the CPU build of torch, and pip unpacks beside it
 PULSE_SECONDS = 15.0
 TAIL_LINES = 12  # what a pip failure shows: the cause is at the end
 
@@ -102,12 +102,12 @@ def torch_folder(folder: Path) -> Path:
 
 
 def leftovers() -> tuple[Path, ...]:
-    """Closure folders that this checkout no longer uses."""
+    """Folders of dependencies that this checkout no longer uses."""
     return tuple(sorted(path for path in home().glob("closure-*") if path != location()))
 
 
 def ensure(progress: Progress) -> Path:
-    """Folder of the finished closure, built first where needed."""
+    """Folder of the finished environment, built first where needed."""
     folder = location()
     if is_ready(folder):
         return folder
@@ -118,7 +118,7 @@ def ensure(progress: Progress) -> Path:
 
 
 def _build(folder: Path, *, lock: int, progress: Progress) -> None:
-    start_afresh(folder, need_gb=CLOSURE_GB, progress=progress)
+    start_afresh(folder, need_gb=NEED_GB, progress=progress)
     progress("installing what SGLang imports on a CPU: torch 2.13.0, triton, transformers, … (2.2 GB on disk, once)")
     venv = [sys.executable, "-m", "venv", str(folder)]
     done = run(venv, lock=lock, progress=progress)
@@ -133,7 +133,7 @@ def _build(folder: Path, *, lock: int, progress: Progress) -> None:
 
 
 def install(folder: Path, arguments: Sequence[str], *, what: str, lock: int, progress: Progress) -> None:
-    """Run the closure's own pip; EnvError with its last lines when it fails."""
+    """Run the environment's own pip; EnvError with its last lines when it fails."""
     pip = [str(interpreter(folder)), "-I", "-m", "pip", "install", "--progress-bar", "off", *arguments]
     done = run(pip, lock=lock, progress=progress)
     if done.code:

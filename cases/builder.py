@@ -24,7 +24,7 @@ CONTEXT = 512
 DECODING = 3
 
 
-class Kit:
+class Builder:
     """One program under construction. roams: whether a request may be on any rank; otherwise it is at `home`."""
 
     def __init__(self, random: Random, boot: Boot, *, chunk: int | None = None) -> None:
@@ -156,7 +156,7 @@ class Template:
     often: what the boot configurations that it fits are for, so that every second scenario is of one of these.
     """
 
-    build: Callable[[Kit], Opening]
+    build: Callable[[Builder], Opening]
     certain: bool
     fits: Callable[[Boot], bool]
     roams: bool
@@ -174,10 +174,10 @@ def template(
     roams: bool = False,
     texts: bool | None = False,
     often: bool = False,
-) -> Callable[[Callable[[Kit], Opening]], Callable[[Kit], Opening]]:
+) -> Callable[[Callable[[Builder], Opening]], Callable[[Builder], Opening]]:
     """Decorator: the function's name is the coverage point's name, or one of its own where it is not certain."""
 
-    def keep(build: Callable[[Kit], Opening]) -> Callable[[Kit], Opening]:
+    def keep(build: Callable[[Builder], Opening]) -> Callable[[Builder], Opening]:
         TEMPLATES[build.__name__] = Template(
             build=build, certain=certain, fits=fits, roams=roams, texts=texts, often=often
         )

@@ -9,34 +9,34 @@ from pathlib import Path
 import pytest
 
 from cases.meta.pretended_pip import quiet
-from harness.engines import closure
+from harness.engines import dependencies
 
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
-    return closure.home()
+    return dependencies.home()
 
 
 def test_a_comment_in_the_list_of_dependencies_rebuilds_nothing(tmp_path, monkeypatch):
-    before = closure.key()
-    commented = tmp_path / "closure.txt"
-    commented.write_text("# a remark\n" + closure.REQUIREMENTS.read_text())
-    monkeypatch.setattr(closure, "REQUIREMENTS", commented)
-    assert closure.key() == before
+    before = dependencies.key()
+    commented = tmp_path / "dependencies.txt"
+    commented.write_text("# a remark\n" + dependencies.REQUIREMENTS.read_text())
+    monkeypatch.setattr(dependencies, "REQUIREMENTS", commented)
+    assert dependencies.key() == before
 
 
 def test_every_dependency_is_pinned():
-    lines = [line.split("#")[0].strip() for line in closure.REQUIREMENTS.read_text().splitlines()]
+    lines = [line.split("#")[0].strip() for line in dependencies.REQUIREMENTS.read_text().splitlines()]
     assert [line for line in lines if line and "==" not in line] == []
     assert "torch==2.13.0" in lines
 
 
 def test_the_installer_of_a_killed_parent_still_holds_the_lock(home):
     program = (
-        "from harness.engines import closure\n"
-        "with closure.installing('x', print) as lock:\n"
-        "    closure.run(['sh', '-c', 'echo \"  Downloading pip-is-running (99 MB)\"; sleep 2'], lock=lock,"
+        "from harness.engines import dependencies\n"
+        "with dependencies.installing('x', print) as lock:\n"
+        "    dependencies.run(['sh', '-c', 'echo \"  Downloading pip-is-running (99 MB)\"; sleep 2'], lock=lock,"
         " progress=lambda line: print(line, flush=True))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
@@ -45,7 +45,7 @@ def test_the_installer_of_a_killed_parent_still_holds_the_lock(home):
     parent.wait()
     parent.stdout.close()
     progress = []
-    with closure.installing("x", progress.append):
+    with dependencies.installing("x", progress.append):
         pass
     assert progress == ["waiting: another process is installing x"]
 
@@ -64,7 +64,7 @@ def test_home_follows_the_usual_variables(monkeypatch, variables, place):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert closure.home() == Path(place)
+    assert dependencies.home() == Path(place)
 
 
 def test_run_keeps_the_last_lines_and_reports_large_downloads_only(home):
@@ -77,14 +77,14 @@ def test_run_keeps_the_last_lines_and_reports_large_downloads_only(home):
     ]
     program = f"import sys; print({chr(10).join(lines)!r}); sys.exit(3)"
     progress = []
-    with closure.installing("x", quiet) as lock:
-        done = closure.run([sys.executable, "-c", program], lock=lock, progress=progress.append)
+    with dependencies.installing("x", quiet) as lock:
+        done = dependencies.run([sys.executable, "-c", program], lock=lock, progress=progress.append)
     assert progress == [
         "downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (1.2 GB)",
         "downloading triton-3.7.1-cp311.whl (197.7 MB)",
     ]
     assert done.code == 3
-    assert len(done.tail) == closure.TAIL_LINES
+    assert len(done.tail) == dependencies.TAIL_LINES
     assert done.tail[-1] == "line 39"
 
 
@@ -94,16 +94,16 @@ def test_an_interrupt_ends_the_command_that_was_running(home, tmp_path):
 
     command = ["sh", "-c", 'echo "  Downloading big (99 MB)"; exec sleep 60']
     started = time.monotonic()
-    with closure.installing("x", quiet) as lock, pytest.raises(KeyboardInterrupt):
-        closure.run(command, lock=lock, progress=interrupt)
+    with dependencies.installing("x", quiet) as lock, pytest.raises(KeyboardInterrupt):
+        dependencies.run(command, lock=lock, progress=interrupt)
     assert time.monotonic() - started < 10
 
 
 def test_a_long_installation_says_that_it_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(closure, "PULSE_SECONDS", 0.2)
+    monkeypatch.setattr(dependencies, "PULSE_SECONDS", 0.2)
     said = []
     with (tmp_path / "lock").open("w") as lock:
-        closure.run(["sleep", "1"], lock=lock.fileno(), progress=said.append)
+        dependencies.run(["sleep", "1"], lock=lock.fileno(), progress=said.append)
     assert len(said) >= 3
     assert said[0] == "still installing (0 s)"
 
@@ -119,7 +119,7 @@ def test_whatever_stands_where_an_installation_goes_is_removed_and_a_links_end_i
     }.items():
         make(home / name)
         said = []
-        closure.start_afresh(home / name, need_gb=0.0, progress=said.append)
+        dependencies.start_afresh(home / name, need_gb=0.0, progress=said.append)
         assert said == [f"removing an unfinished or outdated {name}"]
     assert not list(home.iterdir())
     assert (tmp_path / "elsewhere").is_dir()

@@ -18,7 +18,7 @@ NORMS, DRAFT = 0.05, 0.02
 SHARED = ("embed_tokens.weight", "shared_head.head.weight")
 
 
-def stirred(noise: Noise, pair: Pair) -> Pair:
+def perturbed(noise: Noise, pair: Pair) -> Pair:
     """The pair with its target's norms and its draft moved, also where the draft lies in the target's folder."""
     one_folder = pair.target_config == pair.draft_config
     both = {name for name in pair.draft if one_folder and not name.endswith(SHARED)}

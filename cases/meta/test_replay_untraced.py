@@ -12,7 +12,7 @@ from cases.meta import results
 from harness.archive.store import StoredScenario
 from harness.cli import replay
 from harness.cli.main import app
-from harness.cli.replay_unwatched import _answer, _compared, check_bare, check_seen, ending, ending_alone, stopped
+from harness.cli.replay_untraced import _answer, _compared, check_bare, check_seen, ending, ending_alone, stopped
 from harness.contract.rows import RowBuilder
 from harness.contract.trace import Event, RequestEnd, Trace
 from harness.contract.types import Kind
