@@ -213,6 +213,11 @@ REFUSED = {
     "mutate-survivors": (["mutate", "--survivors-of", "nowhere"], "--survivors-of nowhere: there is no such folder"),
     "mutate-survivors-of-nothing": (["mutate", "--survivors-of", "empty"], "--survivors-of empty: it holds no mutants"),
     "mutate-merge-of-nothing": (["mutate", "--merge", "empty"], "--merge empty: it holds no mutants: its plan.json"),
+    "mutate-follow": (
+        ["mutate", "--follow-only", "--only", "zzz"],
+        "--follow-only and --only exclude each other\n  leave one of them out",
+    ),
+    "mutate-part-of-named": (["mutate", "--only", "zzz", "--shard", "1/2"], "--only and --shard exclude each other"),
     "mutate-only": (["mutate", "--only", "zzz"], "--only zzz: no mutant is called so"),
     "findings-number": (["findings", "95"], "did you mean 'F-095'"),
     "mutate-shard": (["mutate", "--shard", "3/2"], "--shard '3/2' is not a shard\n  allowed: I/N"),
