@@ -20,7 +20,7 @@ from harness.contract.scenario import Scenario
 from harness.driving.live import LiveEngines
 from harness.engines.envs import EngineEnv
 from harness.search.executed import One, Sound, follow, watch
-from harness.search.fates import Asked, Fate
+from harness.search.mutant_results import Asked, Result
 from harness.search.mutate import Hunt
 from harness.search.tasks import Place, Task, Waiting, rounds
 
@@ -62,7 +62,7 @@ class Boot:
 
 
 #: What a worker was given, and what came of it.
-_Came = tuple[list[Task], list[Fate] | BaseException]
+_Came = tuple[list[Task], list[Result] | BaseException]
 _hunt: Hunt
 
 
@@ -95,7 +95,7 @@ def _follow(boot: Boot) -> list[One]:
     return [one for one in new if one is not quick] + [watch(_hunt.engines, quick)]
 
 
-def _ask(tasks: Sequence[Task]) -> list[Fate]:
+def _ask(tasks: Sequence[Task]) -> list[Result]:
     return _hunt.ask(tasks)
 
 
@@ -106,8 +106,8 @@ def follow_all(setup: Setup, boots: Sequence[Boot], *, workers: int) -> Iterator
 
 
 def ask_all(
-    setup: Setup, mutants: Sequence[Asked], known: dict[str, Fate], *, explained: Collection[str], workers: int
-) -> Iterator[Fate]:
+    setup: Setup, mutants: Sequence[Asked], known: dict[str, Result], *, explained: Collection[str], workers: int
+) -> Iterator[Result]:
     """Fates as they are known: of a survivor once more after each boot configuration. known: by mutant, kept here."""
     every = rounds(
         mutants, setup.sounds, place=setup.place, examples=setup.examples, seed=setup.seed, explained=explained
@@ -123,14 +123,14 @@ def ask_all(
                 busy += 1
             if not busy:
                 return
-            batch, fates = done.get()
-            if isinstance(fates, BaseException):
-                raise fates
+            batch, results = done.get()
+            if isinstance(results, BaseException):
+                raise results
             busy -= 1
-            yield from waiting.give(batch, fates)
+            yield from waiting.give(batch, results)
 
 
-def _came(done: SimpleQueue[_Came], batch: list[Task], came: list[Fate] | BaseException) -> None:
+def _came(done: SimpleQueue[_Came], batch: list[Task], came: list[Result] | BaseException) -> None:
     done.put((batch, came))
 
 
