@@ -86,6 +86,12 @@ def command(
     for name in names:
         if name not in FAMILIES:
             raise UsageError(f"--family: {unknown('family', name, FAMILIES)}")
+    _exclude(
+        "--follow-only",
+        follow_only,
+        {"--only": only, "--survivors-of": survivors_of, "--merge": merge, "--shard": shard},
+    )
+    _exclude("--only", only, {"--shard": shard})
     asked_only = None if only is None else _names(only)
     prepare.check_device(device)
     if inside_graphs and not wanted.cuda_graph:
@@ -133,6 +139,13 @@ def command(
     render_mutate_report(console, report())
     write_json(document(report()), json)
     return BY_OUTCOME[report().outcome]
+
+
+def _exclude(option: str, given: object, others: dict[str, object]) -> None:
+    """UsageError for options of which one would have no effect beside the other."""
+    for name, value in others.items():
+        if given and value:
+            raise UsageError(f"{option} and {name} exclude each other\n  leave one of them out")
 
 
 def _check_kept(option: str, folder: Path, *, version: str, seed: int) -> None:
