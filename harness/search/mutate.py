@@ -38,7 +38,7 @@ CROWDED = ("out of memory", "did not boot within")
 
 
 @dataclass(slots=True, kw_only=True)
-class Hunt:
+class MutantRunner:
     """One worker's engines, and what they are asked. package: the release's sglang; folder: for mutated files."""
 
     engines: LiveEngines
