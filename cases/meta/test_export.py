@@ -98,6 +98,7 @@ def test_it_makes_the_pair_byte_for_byte_with_nothing_that_another_pair_needs(on
     text = exported(replace(one, scenario=scenario), launch(one), name="repro.py", form="script")
     assert imported(text) <= ALLOWED
     assert "class HybridRecipe" not in text
+    assert "def chunk_delta_rule" not in text
     assert ("def perturbed" in text) is (name in pairs.PERTURBED)
     (tmp_path / "repro.py").write_text(text)
     for module in [each for each in sys.modules if each.startswith("repro_")]:
@@ -117,6 +118,7 @@ def test_every_pair_but_a_trained_one_is_made_by_what_a_file_brings(one):
         else:
             text = exported(replace(one, scenario=scenario), launch(one), name="repro.py", form="script")
             assert imported(text) <= ALLOWED, name
+            assert ("def chunk_delta_rule" in text) is name.startswith("hybrid"), name
 
 
 def test_the_script_lets_requests_in_together_one_pass_later_and_aborts_in_its_own_order(tmp_path, one):

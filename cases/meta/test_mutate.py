@@ -26,7 +26,7 @@ from harness.search import faults, mutant_results
 from harness.search.executed import Followed, One, Sound, assume, merged
 from harness.search.faults import draw
 from harness.search.mutant_results import Explanation, Result, Status, label
-from harness.search.mutate import Hunt
+from harness.search.mutate import MutantRunner
 from harness.search.mutate_report import Report, document
 from harness.search.operators import changes
 from harness.search.tasks import ASKING, Place, Task, Waiting, rounds, together
@@ -411,11 +411,11 @@ def test_of_several_mutants_the_one_that_shows_is_found_and_the_others_survive(m
         if "e" in names:
             found.end, found.rows = Status.KILLED, True
 
-    monkeypatch.setattr(Hunt, "_run", run)
-    hunt = Hunt(engines=None, package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
+    monkeypatch.setattr(MutantRunner, "_run", run)
+    runner = MutantRunner(engines=None, package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
     tasks = tasks_of(*"abcdef")
     first, second = (one.name for one in tasks[0].scenarios)
-    became = {result.id: result for result in hunt.ask(tasks)}
+    became = {result.id: result for result in runner.ask(tasks)}
     assert [became[name].end for name in "abcdef"] == [Status.SURVIVED] * 4 + [Status.KILLED, Status.SURVIVED]
     assert became["a"].asked == became["f"].asked == ("earlier", first, second)
     assert became["e"].asked == ("earlier", first), "a kill ends it"
@@ -463,8 +463,10 @@ def test_a_boot_that_fails_says_something_of_a_mutant_only_where_it_boots_with_i
     (tmp_path / "srt" / "speculative" / "one.py").write_text(SOURCE)
     engines, tasks = Engines(error), tasks_of("a", before=False, captured=captured)
     sounds = [Sound(scenario=one, family="eagle", kind="", rows="x") for one in tasks[0].scenarios]
-    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=sounds, release="0.5.23")
-    (result,) = hunt.ask(tasks)
+    runner = MutantRunner(
+        engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=sounds, release="0.5.23"
+    )
+    (result,) = runner.ask(tasks)
     assert (result.end, result.ended) == (end, end is Status.KILLED)
     file = str(tmp_path / "mutated" / "a.py")
     assert engines.booted[0] == ({"sglang.srt.speculative.one": file} if captured else {})
@@ -477,9 +479,9 @@ def test_a_scenario_that_nobody_followed_and_no_engine_boots_for_says_nothing(tm
     (tmp_path / "srt" / "speculative").mkdir(parents=True)
     (tmp_path / "srt" / "speculative" / "one.py").write_text(SOURCE)
     engines, tasks = Engines(EngineError("the engine ended while booting")), tasks_of("a", before=False)
-    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=(), release="0.5.23")
+    runner = MutantRunner(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=(), release="0.5.23")
     for _ in range(2):
-        (result,) = hunt.ask(tasks)
+        (result,) = runner.ask(tasks)
         assert (result.end, result.asked) == (Status.SURVIVED, tuple(label(one) for one in tasks[0].scenarios))
     assert len(engines.booted) == len(tasks[0].scenarios), "it is tried once"
 
@@ -496,8 +498,8 @@ def test_a_new_engine_that_would_not_begin_says_something_of_the_mutant(monkeypa
     engines = Engines(None)
     monkeypatch.setattr(engines, "use", lambda _launch: types.SimpleNamespace(swap=len), raising=False)
     monkeypatch.setattr("harness.search.mutate.drive", drive)
-    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=(), release="0.5.23")
-    (result,) = hunt.ask(tasks_of("a", before=False))
+    runner = MutantRunner(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=(), release="0.5.23")
+    (result,) = runner.ask(tasks_of("a", before=False))
     assert (result.end, result.check) == (Status.KILLED, "engine")
     assert driven[0] is not driven[1], "what another mutant left in the first one says nothing of this one"
 
@@ -671,9 +673,9 @@ def test_an_engine_whose_pool_is_wrong_is_not_used_again_though_no_row_differs(m
     engines.close = lambda: ended.append(True)
     engines.judge = lambda *_args, **_more: types.SimpleNamespace(verdict=verdict)
     monkeypatch.setattr("harness.search.mutate.digest", lambda _trace: "same")
-    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
+    runner = MutantRunner(engines=engines, package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
     found = types.SimpleNamespace(name="a", add=lambda *_args, **_more: None)
-    hunt._judge(found, default_scenarios()[0], None)
+    runner._judge(found, default_scenarios()[0], None)
     assert bool(ended) is closed
 
 
@@ -682,12 +684,12 @@ def test_a_scenario_that_does_not_pass_without_a_mutant_says_nothing_of_one(monk
     engines = Engines(None)
     verdict = types.SimpleNamespace(outcome=outcome, root_kinds=())
     engines.judge = lambda *_args, **_more: types.SimpleNamespace(verdict=verdict)
-    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
+    runner = MutantRunner(engines=engines, package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
     said = []
     found = types.SimpleNamespace(name="a", add=lambda *_args, **_more: said.append(outcome))
     for passes in (False, True):
-        monkeypatch.setattr(Hunt, "_passes", lambda _self, _scenario, passes=passes: passes)
-        hunt._judge(found, default_scenarios()[0], None)
+        monkeypatch.setattr(MutantRunner, "_passes", lambda _self, _scenario, passes=passes: passes)
+        runner._judge(found, default_scenarios()[0], None)
         assert bool(said) is passes
 
 
@@ -696,10 +698,10 @@ def test_rows_that_cannot_be_read_are_an_error_of_ours_and_end_no_campaign(monke
         raise IndexError("index 1 is out of bounds")
 
     monkeypatch.setattr("harness.search.mutate.drive", drive)
-    hunt = Hunt(engines=Engines(None), package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
-    monkeypatch.setattr(Hunt, "_written", lambda _self, _mutants: {})
-    monkeypatch.setattr(Hunt, "_engine", lambda *_args: types.SimpleNamespace(swap=lambda *_files: 1))
-    monkeypatch.setattr(Hunt, "_logs", lambda _self: {})
+    runner = MutantRunner(engines=Engines(None), package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
+    monkeypatch.setattr(MutantRunner, "_written", lambda _self, _mutants: {})
+    monkeypatch.setattr(MutantRunner, "_engine", lambda *_args: types.SimpleNamespace(swap=lambda *_files: 1))
+    monkeypatch.setattr(MutantRunner, "_logs", lambda _self: {})
     (task,) = tasks_of("a", before=False)
-    (result,) = hunt.ask([Task(mutant=task.mutant, stage="line", scenarios=task.scenarios[:1])])
+    (result,) = runner.ask([Task(mutant=task.mutant, stage="line", scenarios=task.scenarios[:1])])
     assert (result.end, result.why) == (Status.ERROR, "reading: IndexError: index 1 is out of bounds")

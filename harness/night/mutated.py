@@ -16,7 +16,7 @@ from harness.night.records import CellResult, Seen
 from harness.search.executed import Followed, follow
 from harness.search.faults import draw
 from harness.search.mutant_results import Campaign, Result, explanations
-from harness.search.mutate import Hunt
+from harness.search.mutate import MutantRunner
 from harness.search.mutate_report import Line, Report, document
 from harness.search.tasks import Place, Waiting, rounds
 from harness.search.text import line_of
@@ -43,13 +43,15 @@ def ask(cell: Cell, wanted: Mutants, engines: LiveEngines, *, folder: Path) -> C
         left_out=tuple(f"{one.scenario.name}: {one.why}" for one in every.sounds if one.why),
         mutants=tuple(draw(package, every.ran, count=wanted.count, seed=wanted.seed)),
     )
-    hunt = Hunt(engines=engines, package=package, folder=folder / "mutated", sounds=every.sounds, release=cell.engine)
+    runner = MutantRunner(
+        engines=engines, package=package, folder=folder / "mutated", sounds=every.sounds, release=cell.engine
+    )
     results = dict[str, Result]()
     place = Place(release=cell.engine)
     tasks = rounds(campaign.mutants, every.sounds, place=place, examples=wanted.examples, seed=wanted.seed)
     waiting = Waiting(rounds=list(tasks), known=results)
     while time.monotonic() - start < wanted.seconds and (batch := waiting.take()):
-        waiting.give(batch, hunt.ask(batch))
+        waiting.give(batch, runner.ask(batch))
     return _result(cell, Report.of(campaign, results, explanations()), start=start)
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS, Mutant
+from harness.checks.ends import lost_by
 from harness.checks.evidence import gather
-from harness.checks.ranks import lost_by
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op

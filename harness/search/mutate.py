@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from harness.checks.ranks import lost_by
+from harness.checks.ends import lost_by
 from harness.contract.scenario import Scenario
 from harness.contract.trace import ENDS, Trace
 from harness.contract.types import Divergence, Kind, Outcome
@@ -38,7 +38,7 @@ CROWDED = ("out of memory", "did not boot within")
 
 
 @dataclass(slots=True, kw_only=True)
-class Hunt:
+class MutantRunner:
     """One worker's engines, and what they are asked. package: the release's sglang; folder: for mutated files."""
 
     engines: LiveEngines

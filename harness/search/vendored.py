@@ -48,23 +48,28 @@ def row_of(boot: Mapping[str, Any]) -> compat.Release:
     return compat.multi_layer(row) if boot["layered"] else row
 
 
-def rows(boot: Mapping[str, Any], *, sampled: bool) -> list[dict[str, Any]]:
-    """For each range of releases from its first on: where requests are taken, and what a CPU needs; oldest first."""
+def rows(boot: Mapping[str, Any], *, sampled: bool, recurrent: bool) -> list[dict[str, Any]]:
+    """For each range of releases from its first on: where requests are taken, and what a CPU needs; oldest first.
+
+    sampled: some request draws its tokens. recurrent: the target keeps recurrent states.
+    """
     found = []
     for row in reversed(compat.RELEASES):
         if row.overlap not in (None, boot["overlap"]) or (boot["layered"] and row.generation == "v1"):
             continue
         whole = compat.multi_layer(row) if boot["layered"] else row
-        patches = _patches(boot, whole, sampled) if boot["device"] == "cpu" else []
+        patches = _patches(boot, whole, sampled, recurrent) if boot["device"] == "cpu" else []
         found.append({"first": compat.parse(row.first), "gate": row.gate, "patches": patches})
     return found
 
 
-def _patches(boot: Mapping[str, Any], row: compat.Release, sampled: bool) -> list[compat.Patch]:
+def _patches(boot: Mapping[str, Any], row: compat.Release, sampled: bool, recurrent: bool) -> list[compat.Patch]:
     ranks = row.dp_patches if boot["arguments"]["enable_dp_attention"] else ()
     overlap = compat.PATCHES["overlap"] if boot["overlap"] else ()
     left_out = (*LEFT_OUT, *(() if sampled else SAMPLED))
-    return [patch for patch in (*EVERYWHERE, *row.patches, *ranks, *overlap) if patch[1] not in left_out]
+    of_others = () if recurrent else (*compat.PATCHES["recurrent"], *compat.PATCHES["kept_states"])
+    asked = (*EVERYWHERE, *row.patches, *ranks, *overlap)
+    return [patch for patch in asked if patch[1] not in left_out and patch not in of_others]
 
 
 def cpu_modules(patches: Iterable[compat.Patch]) -> dict[str, str]:

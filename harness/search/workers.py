@@ -21,7 +21,7 @@ from harness.driving.live import LiveEngines
 from harness.engines.envs import EngineEnv
 from harness.search.executed import One, Sound, follow, watch
 from harness.search.mutant_results import Asked, Result
-from harness.search.mutate import Hunt
+from harness.search.mutate import MutantRunner
 from harness.search.tasks import Place, Task, Waiting, rounds
 
 
@@ -63,12 +63,12 @@ class Boot:
 
 #: What a worker was given, and what came of it.
 _Came = tuple[list[Task], list[Result] | BaseException]
-_hunt: Hunt
+_runner: MutantRunner
 
 
 def _start(setup: Setup) -> None:
     """In a worker: engines end with their process, since whoever lost its control side ends itself."""
-    global _hunt
+    global _runner
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks is interrupted, and ends its workers
     engines = LiveEngines(
         environment=lambda _version: setup.env,
@@ -78,7 +78,7 @@ def _start(setup: Setup) -> None:
         logs=setup.folder / "logs" / str(os.getpid()),
         copies=True,
     )
-    _hunt = Hunt(
+    _runner = MutantRunner(
         engines=engines,
         package=setup.package,
         folder=setup.folder / "mutated" / str(os.getpid()),
@@ -89,14 +89,14 @@ def _start(setup: Setup) -> None:
 
 def _follow(boot: Boot) -> list[One]:
     """On one engine, and then on one with SGLang's own canary."""
-    new = [follow(_hunt.engines, scenario, family) for family, scenario in boot.unknown]
+    new = [follow(_runner.engines, scenario, family) for family, scenario in boot.unknown]
     if (quick := boot.unwatched(new)) is None:
         return new
-    return [one for one in new if one is not quick] + [watch(_hunt.engines, quick)]
+    return [one for one in new if one is not quick] + [watch(_runner.engines, quick)]
 
 
 def _ask(tasks: Sequence[Task]) -> list[Result]:
-    return _hunt.ask(tasks)
+    return _runner.ask(tasks)
 
 
 def follow_all(setup: Setup, boots: Sequence[Boot], *, workers: int) -> Iterator[list[One]]:
