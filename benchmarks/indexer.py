@@ -25,16 +25,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from cases import mla_weights
 from cases.families import FAMILIES
 from cases.fixed import DRAIN, submit
-from cases.mla_weights import LatentRecipe
-from cases.recipes import Noise
+from cases.sparse_weights import RECIPE, written
 from harness.both_sides import leases
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
@@ -44,27 +40,12 @@ from harness.engines.bare import Bare, run_bare
 from harness.engines.launch import build_launch
 from reference.attention import Sight
 from reference.indexer import Indexer
+from reference.mla import SparseAttention
 from reference.model import PaperTarget
 from reference.nextn import NextNHead
 from reference.pairs import load_pair
-from reference.routing_ties import watched
+from reference.routing_ties import Watch, watched
 
-RECIPE = LatentRecipe(
-    name="sparse",
-    seed=20251202,
-    hidden=1024,
-    intermediate=256,
-    heads=16,
-    q_rank=256,
-    kv_rank=512,
-    nope=128,
-    rotated=64,
-    value=128,
-    experts=4,
-    upper_gain=0.03,
-    max_position=4096,
-)
-HEADS, WIDTH = 32, 128
 #: Prompts, of which the first are longer than what is chosen.
 LENGTHS = {64: (300, 150, 61, 40), 2048: (2500, 2200, 300)}
 NEW = 16
@@ -73,35 +54,6 @@ TORCH = {"dsa_topk_backend": "torch", "speculative_dsa_topk_backend": "torch"}
 #: The largest number in FP8 (E4M3).
 LARGEST = 448.0
 SAID = 60
-
-
-def written(folder: Path, most: int, *, shared: bool) -> Path:
-    """The target's folder, with its NextN layer."""
-    noise = Noise(RECIPE.seed)
-    pair = mla_weights.pair(noise, RECIPE)
-    weights = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in pair.target.items()}
-    for layer in range(RECIPE.layers + 1):
-        place = f"model.layers.{layer}.self_attn.indexer."
-        shapes = {"wq_b": (HEADS * WIDTH, RECIPE.q_rank), "wk": (WIDTH, RECIPE.hidden)}
-        for name, shape in (shapes | {"weights_proj": (HEADS, RECIPE.hidden)}).items():
-            weights[f"{place}{name}.weight"] = torch.from_numpy(noise.draw(*shape, std=shape[1] ** -0.5))
-        weights[f"{place}k_norm.weight"] = 1 + torch.from_numpy(noise.draw(WIDTH, std=0.1))
-        weights[f"{place}k_norm.bias"] = torch.from_numpy(noise.draw(WIDTH, std=0.1))
-    exact = [name for name in weights if "e_score" in name or ".k_norm." in name]
-    held = {name: one if name in exact else one.to(torch.bfloat16) for name, one in weights.items()}
-    config = pair.target_config | {
-        "architectures": ["DeepseekV32ForCausalLM"],
-        "model_type": "deepseek_v32",
-        "torch_dtype": "bfloat16",
-        "index_topk": most,
-        "index_n_heads": HEADS,
-        "index_head_dim": WIDTH,
-        **({"index_share_for_mtp_iteration": True} if shared else {}),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 def asked(most: int, kernel: str) -> Scenario:
@@ -178,7 +130,9 @@ class Choices:
 
     def take(self, call: Call, text: Sequence[int], *, drafts: bool) -> None:
         """Rows of a forward that are the text's: up to the first that is fed another token. A draft's row at position p
-        is fed the token at p + 1."""
+        is fed the token at p + 1. Nothing of a call that chose nothing."""
+        if not call.left:
+            return
         for token, position, left, wrong in zip(call.tokens, call.positions, call.left, call.wrong, strict=True):
             at = position + drafts
             if at >= len(text) or text[at] != token:
@@ -189,30 +143,19 @@ class Choices:
 def gathered(found: Iterator[Call], texts: Sequence[Sequence[int]], draft: int) -> list[Choices]:
     """Of each text, which were asked one after another; draft: number of the draft's layer. Draft steps, whose rows
     are nobody's text, are left out."""
-    choices, number, reached = [Choices() for _ in texts], -1, -1
+    choices, number = [Choices() for _ in texts], -1
     for call in found:
-        begins = call.mode == "EXTEND" and call.positions[0] == 0 and call.layer == 0
-        number += begins
-        reached = number
-        if 0 <= reached < len(texts) and call.mode != "DECODE":
-            choices[reached].take(call, texts[reached], drafts=call.layer == draft)
+        number += call.mode == "EXTEND" and call.positions[0] == 0 and call.layer == 0
+        if 0 <= number < len(texts) and call.mode != "DECODE":
+            choices[number].take(call, texts[number], drafts=call.layer == draft)
     return choices
 
 
 class Rounding(Indexer):
     """The same with queries and keys rounded to FP8, one scale a row, as SGLang keeps them."""
 
-    @classmethod
-    @contextmanager
-    def put_in(cls, indexers: Sequence[Indexer]) -> Iterator[None]:
-        """In their place."""
-        try:
-            for one in indexers:
-                one.__class__ = cls
-            yield
-        finally:
-            for one in indexers:
-                one.__class__ = Indexer
+    def __init__(self, plain: Indexer) -> None:
+        self.__dict__ |= plain.__dict__
 
     def keys(self, x: Tensor, positions: Tensor) -> Tensor:
         """See Indexer.keys."""
@@ -267,22 +210,19 @@ def judge(
     target: PaperTarget, head: NextNHead, text: Sequence[int], choices: Choices, most: int, judged: Mapping[int, Judged]
 ) -> None:
     """Every recorded row of a text, into `judged` by layer."""
-    indexers = indexers_of(target, head)
-    layers = {id(one): layer for layer, one in enumerate(indexers)}
-    exact, coarse = Following(choices, layers), Following(choices, layers)
-    run(target, head, text, exact)
-    with Rounding.put_in(indexers):
-        run(target, head, text, coarse)
+    exact = followed(target, head, text, choices)
+    with in_fp8(target, head):
+        coarse = followed(target, head, text, choices)
     for (layer, row), left in sorted(choices.left.items()):
         into, sees = judged[layer], row + 1
         into.rows += 1
         number = sees - len(left)
         if choices.wrong[layer, row] or number != min(most, sees):
             into.wrong.append(f"row {row}: {number} of {sees} rows, {choices.wrong[layer, row]} places wrong")
-        if sees <= most or layer not in exact.values:
+        if sees <= most or layer not in exact:
             continue
         into.above += 1
-        scores, other = exact.values[layer][row, :sees], coarse.values[layer][row, :sees]
+        scores, other = exact[layer][row, :sees], coarse[layer][row, :sees]
         allowed = 2 * float((scores - other).abs().max())
         gap = gap_of(other, left)
         into.gap = max(into.gap, gap / allowed)
@@ -301,12 +241,34 @@ def gap_of(scores: Tensor, left: Sequence[int]) -> float:
     return float(scores[out].max() - scores[~out].min())
 
 
-def indexers_of(target: PaperTarget, head: NextNHead) -> list[Indexer]:
+def sparse_layers(target: PaperTarget, head: NextNHead) -> list[SparseAttention]:
     """The target's, then the draft's."""
-    return [layer.attention.indexer for layer in (*target.stack, head.layer)]  # type: ignore[attr-defined]
+    return [layer.attention for layer in (*target.stack, head.layer)]  # type: ignore[attr-defined]
 
 
-def run(target: PaperTarget, head: NextNHead, text: Sequence[int], following: Following) -> None:
+@contextmanager
+def in_fp8(target: PaperTarget, head: NextNHead) -> Iterator[None]:
+    """Their indexers round."""
+    layers = sparse_layers(target, head)
+    plain = [one.indexer for one in layers]
+    try:
+        for one in layers:
+            one.indexer = Rounding(one.indexer)
+        yield
+    finally:
+        for one, indexer in zip(layers, plain, strict=True):
+            one.indexer = indexer
+
+
+def followed(target: PaperTarget, head: NextNHead, text: Sequence[int], choices: Choices) -> dict[int, Tensor]:
+    """By layer the scores [T,T] of a text's rows, behind an engine's choices."""
+    layers = {id(one.indexer): layer for layer, one in enumerate(sparse_layers(target, head))}
+    following = Following(choices, layers)
+    run(target, head, text, following)
+    return following.values
+
+
+def run(target: PaperTarget, head: NextNHead, text: Sequence[int], following: Watch) -> None:
     """Target and draft over a text, each in one forward."""
     with torch.inference_mode(), watched(following):
         states = target.forward(text[:-1])
@@ -342,7 +304,8 @@ def said(folder: Path, texts: Sequence[Sequence[int]], most: int) -> int:
     target, head = load_pair(folder, folder, torch.float32)
     assert isinstance(target, PaperTarget)
     assert isinstance(head, NextNHead)
-    layers = {float(one.queries.double().sum()): layer for layer, one in enumerate(indexers_of(target, head))}
+    indexers = [one.indexer for one in sparse_layers(target, head)]
+    layers = {float(one.queries.double().sum()): layer for layer, one in enumerate(indexers)}
     judged = {layer: Judged() for layer in layers.values()}
     for text, choices in zip(texts, gathered(calls(folder.parent, layers), texts, len(layers) - 1), strict=True):
         judge(target, head, text, choices, most, judged)

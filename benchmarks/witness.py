@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -204,15 +205,21 @@ def _said(verdicts: Sequence[Verdict]) -> str:
     return f"{Verdict.merge([one.outcome for one in verdicts])} {', '.join(kinds)}".strip()
 
 
-def printed(line: Line) -> str:
-    values = [
-        line.pair,
-        line.case,
-        *(line.verdicts.get(provider, line.error or "-") for provider in ("paper", "witness")),
-        *(str(line.rows.get(provider, "-")) for provider in ("paper", "witness")),
-        "" if line.good else "differs" if len(line.outcomes) > 1 else "not as wanted",
-    ]
-    return f"| {' | '.join(values)} |"
+def table(lines: Sequence[Line]) -> Iterator[str]:
+    """A line a pair, a column a case: what both said, else what the paper provider and the witness said."""
+    cases = list(dict.fromkeys(line.case for line in lines))
+    yield f"| pair | {' | '.join(cases)} | rows by paper, witness |"
+    yield "| --- " * (len(cases) + 2) + "|"
+    for pair in dict.fromkeys(line.pair for line in lines):
+        own = {line.case: line for line in lines if line.pair == pair}
+        cells = [_cell(own[case]) if case in own else "-" for case in cases]
+        rows = [sum(line.rows.get(provider, 0) for line in own.values()) for provider in ("paper", "witness")]
+        yield f"| {pair} | {' | '.join(cells)} | {rows[0]}, {rows[1]} |"
+
+
+def _cell(line: Line) -> str:
+    said = list(dict.fromkeys(line.verdicts.get(provider, line.error or "-") for provider in ("paper", "witness")))
+    return " / ".join(said) if line.good else f"**{' / '.join(said)}**"
 
 
 def main() -> int:
@@ -224,8 +231,6 @@ def main() -> int:
     chosen = parser.parse_args()
     names = chosen.pair or ([] if chosen.folder else list(PAIRS))
     found: list[Line] = []
-    print("| pair | case | paper | witness | rows by paper | rows by witness | |")
-    print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
     with tempfile.TemporaryDirectory(prefix="eaglecheck-witness-") as folder:
         drives = Drives(chosen.engine, Path(folder))
         try:
@@ -237,11 +242,11 @@ def main() -> int:
                     except CheckpointError as error:
                         print(f"{pair.name} is left out: {error}")
                         continue
-                    for line in lines_of(cases):
-                        found.append(line)
-                        print(printed(line), flush=True)
+                    found += lines_of(cases)
+                    print(f"{pair.name}: {len(found)} lines", file=sys.stderr, flush=True)
         finally:
             drives.pool.end()
+    print("\n".join(table(found)))
     good = sum(line.good for line in found)
     print(f"\nSGLang {chosen.engine}: {good} of {len(found)} lines as wanted by both; {machine()}")
     if chosen.json:

@@ -6,15 +6,19 @@ program finds a package called `cases`. Only the command puts it there, for itse
 
 from __future__ import annotations
 
+import locale
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import NoReturn
 
+STDOUT, STDERR = 1, 2
+
 
 def main() -> None:
     """The `eaglecheck` command."""
+    _open_closed()
     here = Path(__file__).resolve().parent
     if (here / "harness").is_dir():
         sys.path.insert(0, str(here))
@@ -25,10 +29,22 @@ def main() -> None:
         os.getcwd()
     except FileNotFoundError:
         _end("the folder that this shell is in is gone\n  go to another:  cd FOLDER", code=2)
+    if (read_as := locale.getpreferredencoding(False)).lower() not in ("utf-8", "utf8"):
+        _end(f"files are read as {read_as} here, and ours are UTF-8\n  type:  export PYTHONUTF8=1", code=2)
     from harness.cli.main import app
 
     signal.signal(signal.SIGINT, heeded)
     app(prog_name="eaglecheck")
+
+
+def _open_closed() -> None:
+    """Standard streams that whoever started us has closed (`2>&-`) lead nowhere: no file of ours may get their number,
+    and an error that nobody reads keeps its exit code."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        pass
+    os.close(number)
+    sys.stdout = sys.stdout or os.fdopen(STDOUT, "w")
+    sys.stderr = sys.stderr or os.fdopen(STDERR, "w")
 
 
 def _end(text: str, *, code: int) -> NoReturn:

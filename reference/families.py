@@ -8,21 +8,21 @@ compute anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from reference.checkpoint import CheckpointError, Config, Weights, a_pair, all_keys, of_architecture
+from reference.checkpoint import CheckpointError, Weights, a_pair, all_keys, of_architecture
 from reference.checkpoint import sizes as read_sizes
 from reference.delta import DeltaMixer, DeltaSizes
 from reference.experts import SWIGLU_ALPHA
+from reference.family import Family
 from reference.heads import GroupedAttention, Heads
 from reference.indexer import Indexer, IndexSizes
 from reference.keys import Keys
 from reference.mixtures import (
-    ClampedMixture,
     Mixture,
     dense,
     read_deepseek_v2,
@@ -33,69 +33,11 @@ from reference.mixtures import (
     read_sigmoid,
 )
 from reference.mla import Latent, LatentAttention, SparseAttention
-from reference.model import Attends, DecoderLayer, PaperTarget, Target
-from reference.nextn import ERNIE, MIMO, QWEN, Join, NextNHead, behind
+from reference.model import Attends, PaperTarget, Target
+from reference.nextn import ERNIE, MIMO, QWEN, NextNHead, behind
 from reference.rotation import Rotation, read_rotation, scaling_of
 
 Raw = Mapping[str, Any]
-#: Biases that only choose experts, and the rates of a recurrence.
-EXACT = ("e_score_correction_bias", "A_log", "dt_bias")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """What a config describes. attention: of layer i. centred: norms are stored less one.
-
-    join, draft: its next-token layer's parts, and the prefix of that layer's weights. alone: nothing else is there.
-    """
-
-    config: Config
-    attention: Callable[[Weights, str, int | None], Attends]
-    mixture: Mixture | ClampedMixture
-    centred: bool = False
-    join: Join | None = None
-    draft: str = ""
-    alone: bool = False
-
-    def weights(self, path: Path, dtype: torch.dtype, device: torch.device | str) -> Weights:
-        """The folder's tensors, norms as they are multiplied."""
-        return (CentredWeights if self.centred else FamilyWeights)(path, dtype, device)
-
-    def beside(self, name: str) -> bool:
-        """Whether a tensor belongs to a next-token layer."""
-        parts = name.split(".")
-        behind_last = parts[:2] == ["model", "layers"] and int(parts[2]) >= self.config.layers
-        return behind_last or name.startswith(("mtp.", "model.mtp_"))
-
-    def layer(self, weights: Weights, prefix: str, number: int | None) -> DecoderLayer:
-        """Decoder layer `number`, whose weights start with `prefix`; None is the next-token layer."""
-        h = self.config.hidden
-        return DecoderLayer(
-            input_norm=weights.take(f"{prefix}input_layernorm.weight", h),
-            attention=self.attention(weights, prefix, number),
-            post_norm=weights.take(f"{prefix}post_attention_layernorm.weight", h),
-            mlp=self.mixture.mlp(weights, prefix, number),
-            eps=self.config.eps,
-        )
-
-
-class FamilyWeights(Weights):
-    """As Weights; what these families keep in float32 whatever the rest is held in stays as it is stored."""
-
-    def held(self, name: str, stored: torch.Tensor) -> torch.Tensor:
-        """See Weights.held."""
-        return stored if name.endswith(EXACT) else super().held(name, stored)
-
-
-class CentredWeights(FamilyWeights):
-    """With norms as they are multiplied: what is stored is their weight less one."""
-
-    def held(self, name: str, stored: torch.Tensor) -> torch.Tensor:
-        """See Weights.held; half a sum would be rounded."""
-        held = super().held(name, stored)
-        *_, parent, module, _ = ("", "", *name.split("."))
-        plain = "norm" not in module or parent == "linear_attn"
-        return held if plain else held.to(torch.promote_types(held.dtype, torch.float32)) + 1
 
 
 def _share(raw: Raw, otherwise: float) -> float:

@@ -315,17 +315,15 @@ def _parsed(module: str, release: str) -> tuple[Mapping[str, Function], Mapping[
     """(function by its name, imported name -> its module of SGLang) of a module; empty without its source."""
     here = envs.current()
     env = here if here is not None and here.version == release else envs.state(release)
-    for root in env.pythonpath:
-        path = root / f"{module.replace('.', '/')}.py"
-        if path.is_file():
-            body = ast.parse(path.read_text(encoding="utf-8")).body
-            own = {
-                name: Function(place=f"{_file(module)}:{node.lineno}", writes=_writes(node))
-                for name, node in _named(body, "")
-            }
-            imports = [node for node in body if isinstance(node, ast.ImportFrom) and not node.level]
-            return own, {each.name: str(node.module) for node in imports for each in node.names}
-    return {}, {}
+    path = None if env.package is None else env.package.parent / f"{module.replace('.', '/')}.py"
+    if path is None or not path.is_file():
+        return {}, {}
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    own = {
+        name: Function(place=f"{_file(module)}:{node.lineno}", writes=_writes(node)) for name, node in _named(body, "")
+    }
+    imports = [node for node in body if isinstance(node, ast.ImportFrom) and not node.level]
+    return own, {each.name: str(node.module) for node in imports for each in node.names}
 
 
 def _named(body: Sequence[ast.stmt], within: str) -> Iterator[tuple[str, ast.stmt]]:

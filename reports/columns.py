@@ -76,15 +76,6 @@ def arrow_schema(name: str) -> pa.Schema:
     )
 
 
-def documentation(name: str) -> str:
-    """The frame as Markdown: what a row is, then a table of its columns."""
-    row = _TABLES["frame"][name]["row"]
-    lines = [f"## {name}", "", f"{row[0].upper()}{row[1:]}.", ""]
-    lines += ["| column | dtype | unit | meaning |", "| --- | --- | --- | --- |"]
-    lines += [f"| `{c.name}` | {c.dtype} | {c.unit or '–'} | {c.meaning} |" for c in FRAMES[name]]
-    return "\n".join(lines) + "\n"
-
-
 def join(name: str, parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
     """Frames of one sort under each other, rows numbered anew; the empty frame where there are none."""
     kept: Sequence[pd.DataFrame] = [part for part in parts if len(part)]

@@ -1,4 +1,4 @@
-"""pandas frames of a stored run, for every renderer and any notebook. Columns, dtypes and units: docs/frames.md.
+"""pandas frames of a stored run, for every renderer and any notebook. Columns, dtypes and units: columns.toml.
 
     from reports.frames import read_frames, read_trends
     frames = read_frames("runs/latest")

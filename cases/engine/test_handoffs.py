@@ -12,7 +12,7 @@ from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.types import Outcome
 from harness.search.mutants import Campaign
-from harness.search.scoreboard import Fate
+from harness.search.mutants_report import Status
 
 BASE = FAMILIES["disagg"].scenarios[0].boot_key()
 ALL = {scenario.name: scenario for scenario in FAMILIES["disagg"].scenarios if scenario.boot_key() == BASE}
@@ -46,9 +46,9 @@ def test_draft_state_of_a_request_taken_back_by_the_decode_side_is_the_one_it_ar
 
 @pytest.mark.engine(boot=EXERCISES["handoff"][0].boot_key())
 def test_mutants_of_a_hand_over_are_killed(engines):
-    board = Campaign(engines, engines.default, HANDOFFS).run()
-    assert board.unsound == (), "the engines must pass without a mutant, before and after"
-    assert {score.mutant.id: score.why for score in board.scores if score.fate is not Fate.KILLED} == {}
+    report = Campaign(engines, engines.default, HANDOFFS).run()
+    assert report.unsound == (), "the engines must pass without a mutant, before and after"
+    assert {score.mutant.id: score.why for score in report.scores if score.status is not Status.KILLED} == {}
 
 
 @pytest.mark.engine(boot=BASE)

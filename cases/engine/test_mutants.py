@@ -8,7 +8,7 @@ from harness.both_sides.mutants import MUTANTS
 from harness.checks import CHECKS
 from harness.contract.types import Kind
 from harness.search.mutants import Campaign, with_mutant
-from harness.search.scoreboard import EXCUSED, Fate
+from harness.search.mutants_report import EXCUSED, Status
 
 #: Few that together show every check that one rank can exercise, none of which ends the engine.
 SPREAD = (
@@ -33,20 +33,20 @@ RANKS_BOOT = EXERCISES["dp"][0].boot_key()
 
 @pytest.mark.engine(boot=BOOT)
 def test_spread_of_mutants_is_killed_and_no_check_is_idle(engines):
-    board = Campaign(engines, engines.default, [MUTANTS[name] for name in SPREAD]).run()
-    assert board.unsound == (), "the engine must pass without a mutant, before and after"
-    assert {score.mutant.id: score.why for score in board.scores if score.fate is not Fate.KILLED} == {}
-    assert {name for name, killed in board.by_check.items() if not killed} == set(EXCUSED) | BESIDE | ELSEWHERE
+    report = Campaign(engines, engines.default, [MUTANTS[name] for name in SPREAD]).run()
+    assert report.unsound == (), "the engine must pass without a mutant, before and after"
+    assert {score.mutant.id: score.why for score in report.scores if score.status is not Status.KILLED} == {}
+    assert {name for name, killed in report.by_check.items() if not killed} == set(EXCUSED) | BESIDE | ELSEWHERE
     assert set(EXCUSED) < set(CHECKS)
 
 
 @pytest.mark.engine(boot=RANKS_BOOT)
 def test_what_an_idle_rank_does_wrong_is_killed_by_the_checks_of_ranks(engines, monkeypatch):
     monkeypatch.setattr(engines, "assumed", BY_NAME["dp"].assumes)
-    board = Campaign(engines, engines.default, [MUTANTS[name] for name in OF_RANKS]).run()
-    assert board.unsound == (), "the engine must pass without a mutant, before and after"
-    assert {score.mutant.id: score.why for score in board.scores if score.fate is not Fate.KILLED} == {}
-    assert {name for name in BESIDE if board.by_check[name]} == BESIDE
+    report = Campaign(engines, engines.default, [MUTANTS[name] for name in OF_RANKS]).run()
+    assert report.unsound == (), "the engine must pass without a mutant, before and after"
+    assert {score.mutant.id: score.why for score in report.scores if score.status is not Status.KILLED} == {}
+    assert {name for name in BESIDE if report.by_check[name]} == BESIDE
 
 
 @pytest.mark.engine(boot=BOOT)

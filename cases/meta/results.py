@@ -19,7 +19,7 @@ from harness.contract.types import Divergence, Kind, Outcome, Phase, Policy, Ver
 from harness.contract.types import Key as RowKey
 from harness.driving.plan import Setup
 from harness.driving.results import Cost, RunResult, ScenarioResult
-from harness.search.fates import Asked, Campaign
+from harness.search.mutant_results import Asked, Campaign
 
 RUN = Path("runs/20261128-0036-dbc5")
 ID = "0123456789ab"  # a new field of Scenario changes every id, and no text that is kept here

@@ -38,13 +38,16 @@ def test_what_gives_no_answer_says_where_its_threads_are(tmp_path, monkeypatch):
     assert "in waits_for_ever" in (tmp_path / "bare.log").read_text()
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_kernels_are_replaced_on_a_cpu_alone(device, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("device", "indexer", "replaced"), [("cpu", False, True), ("cuda", False, False), ("cuda", True, True)]
+)
+def test_kernels_are_replaced_on_a_cpu_and_beside_a_sparse_indexer(device, indexer, replaced, tmp_path, monkeypatch):
     program = tmp_path / "program.py"
     program.write_text("")
     monkeypatch.setattr(bare, "PROGRAM", program)
     own = launch(device)
+    own.boot.update({"indexer": True} if indexer else {})
     bare.run_bare(own, SCENARIO, folder=tmp_path, seconds=60, images=[None, [[1.0, 2.0]]])
     given = json.loads((tmp_path / "bare.json").read_text())
-    assert given["replaced"] == (own.boot if device == "cpu" else None)
+    assert given["replaced"] == (own.boot if replaced else None)
     assert (given["waves"], given["images"]) == ([5, 1], [None, [[1.0, 2.0]]])

@@ -183,6 +183,17 @@ def test_a_boot_that_works_and_a_card_that_is_taken_count_for_nothing(engines, o
     assert of_two.use(launch("b")).name == "b"
 
 
+def test_each_wait_for_a_lease_in_vain_halves_the_next_until_one_is_had_again(engines, of_two):
+    engines.trouble["b"] = [NoLease("taken"), NoLease("taken")]
+    waits = []
+    for _ in range(2):
+        with pytest.raises(NoLease):
+            of_two.use(launch("b"))
+        waits.append(of_two.lease.wait)
+    of_two.use(launch("b"))
+    assert (waits, of_two.lease) == ([150.0, 75.0], LEASE)
+
+
 def test_an_engine_that_ended_before_its_turn_is_booted_anew(engines, of_two):
     of_two.expect([launch("b")])
     of_two.use(launch("a"))

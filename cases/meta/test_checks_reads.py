@@ -70,6 +70,8 @@ def test_what_was_not_recorded_is_said_and_not_judged():
     assert result.notes == [f"{NOT_RECORDED}; a run anew records it, unless its layers have windows)"]
     graphs = CHAIN.model_copy(update={"engine": CHAIN.engine.model_copy(update={"cuda_graph": True})})
     assert judged(graphs, engine).notes == [f"{NOT_RECORDED}; a run with --disable-cuda-graph records it)"]
+    sparse = CHAIN.model_copy(update={"engine": CHAIN.engine.model_copy(update={"attention_backend": "dsa"})})
+    assert judged(sparse, engine).notes == [f"{NOT_RECORDED})"]  # its target runs on no other backend
     some = {row: slots for row, slots in read.items() if engine.rows.strings["phase"][row] != "VERIFY"}
     assert judged(CHAIN, with_reads(engine, some)).notes == [f"{NOT_RECORDED} in VERIFY)"]
 

@@ -213,6 +213,11 @@ REFUSED = {
     "mutate-survivors": (["mutate", "--survivors-of", "nowhere"], "--survivors-of nowhere: there is no such folder"),
     "mutate-survivors-of-nothing": (["mutate", "--survivors-of", "empty"], "--survivors-of empty: it holds no mutants"),
     "mutate-merge-of-nothing": (["mutate", "--merge", "empty"], "--merge empty: it holds no mutants: its plan.json"),
+    "mutate-follow": (
+        ["mutate", "--follow-only", "--only", "zzz"],
+        "--follow-only and --only exclude each other\n  leave one of them out",
+    ),
+    "mutate-part-of-named": (["mutate", "--only", "zzz", "--shard", "1/2"], "--only and --shard exclude each other"),
     "mutate-only": (["mutate", "--only", "zzz"], "--only zzz: no mutant is called so"),
     "findings-number": (["findings", "95"], "did you mean 'F-095'"),
     "mutate-shard": (["mutate", "--shard", "3/2"], "--shard '3/2' is not a shard\n  allowed: I/N"),
@@ -527,6 +532,41 @@ def test_what_cuts_a_command_off_before_it_begins_is_no_divergence(before, code,
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith("eaglecheck: ")
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "said"),
+    [
+        ("0", 2, "files are read as ANSI_X3.4-1968 here, and ours are UTF-8\n  type:  export PYTHONUTF8=1\n"),
+        ("1", 0, ""),
+    ],
+)
+def test_a_machine_that_reads_files_as_something_else_than_utf_8_is_told_what_to_type(mode, code, said):
+    command = [sys.executable, "-m", "harness.cli", "--version"]
+    done = subprocess.run(
+        command, env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": mode}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, f"eaglecheck: {said}" if said else "")
+
+
+@pytest.mark.parametrize(
+    ("closed", "command", "code"),
+    [
+        ("2>&-", "run --scenario nowhere", 2),
+        (">&- 2>&-", "run --scenario nowhere", 2),
+        ("2>&-", "findings F-003", 0),
+        (">&-", "findings F-003", 0),
+        ("<&- >&- 2>&-", "recheck nowhere", 2),
+    ],
+)
+def test_a_closed_stream_takes_nothing_from_the_exit_code(closed, command, code, tmp_path):
+    """Python has no such stream then, and would end with 1, which means a divergence."""
+    start = f"{sys.executable} -c 'from harness.launcher import main; main()' {command} {closed}"
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        ["sh", "-c", start], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, check=False
+    )
+    assert done.returncode == code
 
 
 @pytest.mark.parametrize(("first", "said"), [("rules-chain", True), ("conversation", False), (None, False)])

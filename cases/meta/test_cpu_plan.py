@@ -10,7 +10,8 @@ from harness.both_sides import compat
 from harness.contract.known_issues import notes, without_effect
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.engine_side.hooks import ImportHooks
-from harness.engine_side.replacement_kernels.cpu_ops import CpuOps
+from harness.engine_side.replacement_kernels.cpu_ops import EVERYWHERE, KERNELS, CpuOps
+from harness.engine_side.replacement_kernels.patches import PATCHES
 from harness.night.cells import Cell
 
 LAYERS = SpecConfig(algorithm="MTP", num_steps=3, num_draft_tokens=4)
@@ -32,7 +33,7 @@ def test_a_marked_batch_is_planned_for_all_the_same_and_the_header_names_what_do
     before.mark_forward_metadata_ready()
     assert before.ready
     ops = CpuOps(ImportHooks())
-    ops._patch_unplanned(module, "mark_forward_metadata_ready")
+    ops._apply("unplanned", "mark_forward_metadata_ready", "torch")(module)
     batch = module.ForwardBatch()
     batch.mark_forward_metadata_ready(replan_equivalent=True)
     assert not batch.ready
@@ -71,7 +72,7 @@ def test_each_layer_is_given_a_batch_of_its_own_and_logits_of_every_row():
     module.Draft = type("Draft", (Worker,), {})
     assert module.Draft()._draft_extend_for_decode(Rows(3)) == [5, 7, 9]
     ops = CpuOps(ImportHooks())
-    ops._patch_layer_batches(module, "Draft")
+    ops._apply("layer_batches", "Draft", "torch")(module)
     worker, batch = module.Draft(), Rows(3)
     assert worker._draft_extend_for_decode(batch) == [5, 5, 5]
     assert batch == Rows(3)
@@ -104,3 +105,9 @@ def test_graphs_plan_for_themselves_and_a_chain_has_no_layers():
 def test_a_cell_of_a_night_assumes_only_what_its_release_has(engine, assumed):
     cell = Cell(engine=engine, kind="generated", name="mtp/layers", assumes=("F-010", "F-011"))
     assert cell.assumed_for(FAMILIES["mtp"].scenarios[0]) == assumed
+
+
+def test_every_patch_of_a_release_is_one_that_there_is():
+    rows = [*EVERYWHERE, *(patch for row in compat.RELEASES for patch in (*row.patches, *row.dp_patches))]
+    rows += [patch for group in compat.PATCHES.values() for patch in group]
+    assert {what for _, what, _ in rows} == {*PATCHES, *KERNELS, "attention"}

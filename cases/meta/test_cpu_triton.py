@@ -26,7 +26,7 @@ def from_3_7_on(tensor, scope):
 def test_a_number_is_made_of_one_element_by_every_triton(own, entries):
     module = SimpleNamespace(__name__="interpreter", _patch_lang_tensor=own)
     ops = CpuOps(ImportHooks())
-    ops._patch_one_element(module, "_patch_lang_tensor")
+    ops._apply("one_element", "_patch_lang_tensor", "torch")(module)
     tensor = type("Tensor", (), {"handle": SimpleNamespace(data=np.array([3]))})
     module._patch_lang_tensor(tensor, Scope())
     assert list(range(tensor())) == [0, 1, 2]

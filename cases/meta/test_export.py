@@ -98,6 +98,7 @@ def test_it_makes_the_pair_byte_for_byte_with_nothing_that_another_pair_needs(on
     text = exported(replace(one, scenario=scenario), launch(one), name="repro.py", form="script")
     assert imported(text) <= ALLOWED
     assert "class HybridRecipe" not in text
+    assert "def chunk_delta_rule" not in text
     assert ("def perturbed" in text) is (name in pairs.PERTURBED)
     (tmp_path / "repro.py").write_text(text)
     for module in [each for each in sys.modules if each.startswith("repro_")]:
@@ -117,6 +118,7 @@ def test_every_pair_but_a_trained_one_is_made_by_what_a_file_brings(one):
         else:
             text = exported(replace(one, scenario=scenario), launch(one), name="repro.py", form="script")
             assert imported(text) <= ALLOWED, name
+            assert ("def chunk_delta_rule" in text) is name.startswith("hybrid"), name
 
 
 def test_the_script_lets_requests_in_together_one_pass_later_and_aborts_in_its_own_order(tmp_path, one):
@@ -267,12 +269,18 @@ def test_each_reproduction_is_of_an_open_finding_and_imports_nothing_of_ours(fil
     assert f"repro/{file.name}" in (FOLDER / f"{page.id}.md").read_text()
 
 
-def test_where_names_file_line_and_function_by_the_source_of_the_release(one, tmp_path, monkeypatch):
+@pytest.mark.parametrize("own", [False, True])
+def test_where_names_file_line_and_function_by_the_source_of_the_release(own, one, tmp_path, monkeypatch):
+    """own: the SGLang of this very interpreter."""
     source = tmp_path / "sglang/srt/speculative/eagle_worker_v2.py"
     source.parent.mkdir(parents=True)
+    (tmp_path / "sglang" / "__init__.py").touch()
     source.write_text("class EagleDraftWorker:\n    x = 1\n    def draft_forward(self):\n        self.positions = 1\n")
-    env = envs.EngineEnv(version="0.5.23", python=Path("p"), pythonpath=(tmp_path,), torch="", ready=True)
+    where = () if own else (tmp_path,)
+    env = envs.EngineEnv(version="0.5.23", python=Path("p"), pythonpath=where, torch="", ready=True)
+    monkeypatch.setattr(blame.envs, "current", lambda: env if own else None)
     monkeypatch.setattr(blame.envs, "state", lambda _release: env)
+    monkeypatch.syspath_prepend(tmp_path if own else tmp_path / "nowhere")
     blame._parsed.cache_clear()
     first = one.findings[0].first
     (line,) = blame.where_lines(first, one.scenario, "0.5.23")

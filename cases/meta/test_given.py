@@ -79,10 +79,10 @@ def test_what_the_scheduler_holds_counts_before_what_it_was_given():
 
 def test_the_place_that_takes_overlap_back_on_a_cpu_is_switched_off_where_a_release_has_it():
     ops, asked = CpuOps(ImportHooks()), "_disable_overlap_schedule_for_cpu"
-    ops._patch_kept(SimpleNamespace(__name__="old"), asked)
+    ops._apply("kept", asked, "torch")(SimpleNamespace(__name__="old"))
     assert ops.describe() == []
     module = SimpleNamespace(__name__="hook", **{asked: lambda server_args: 1 / 0})
-    ops._patch_kept(module, asked)
+    ops._apply("kept", asked, "torch")(module)
     getattr(module, asked)(None)
     assert [entry["operation"] for entry in ops.describe()] == [f"hook.{asked}"]
 
@@ -90,7 +90,7 @@ def test_the_place_that_takes_overlap_back_on_a_cpu_is_switched_off_where_a_rele
 def test_a_module_that_makes_events_of_cuda_gets_one_that_waits_for_nothing_and_the_rest_of_torch():
     """As a prefill side does under overlap before it sends a cached prefix early; a torch without CUDA has none."""
     ops, module = CpuOps(ImportHooks()), SimpleNamespace(__name__="prefill", torch=torch)
-    ops._patch_no_event(module, "Event")
+    ops._apply("no_event", "Event", "torch")(module)
     event = module.torch.cuda.Event(enable_timing=False)
     event.record("stream")
     event.wait()
@@ -105,7 +105,7 @@ def test_a_module_that_asks_for_torchs_own_device_gets_the_cpu_where_torch_was_b
     ops, module = CpuOps(ImportHooks()), SimpleNamespace(__name__="model", torch=torch)
     for built_for, operations in ((torch.cpu, []), (torch.cuda, ["model: torch.get_device_module"])):
         monkeypatch.setattr(torch, "get_device_module", lambda device=None, own=built_for: device or own)
-        ops._patch_own_device(module, "get_device_module")
+        ops._apply("own_device", "get_device_module", "torch")(module)
         assert module.torch.get_device_module() is torch.cpu
         assert [entry["operation"] for entry in ops.describe()] == operations
     assert module.torch.get_device_module("named") == "named"

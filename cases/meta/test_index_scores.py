@@ -71,6 +71,8 @@ def test_one_length_holds_for_all_queries_of_a_request():
 def test_it_stands_in_for_a_package_that_is_not_whole_and_says_so(files, stands_in, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
+    if not files:  # nor in the environment of these tests
+        monkeypatch.setattr(sys, "path", [str(tmp_path), *(one for one in sys.path if "site-packages" not in one)])
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / PACKAGE / "cuda"))
     monkeypatch.setattr(index_scores, "CUDA", str(tmp_path))
     monkeypatch.setattr(index_scores.shutil, "which", lambda name: None)

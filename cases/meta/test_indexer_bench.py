@@ -67,26 +67,28 @@ def recorded(tmp_path_factory):
     root = tmp_path_factory.mktemp("indexer")
     target, head = load_pair(*[bench.written(root / "target", MOST, shared=False)] * 2, torch.float32)
     text = torch.randint(0, 500, (90,), generator=torch.Generator().manual_seed(3)).tolist()
-    indexers, lines = bench.indexers_of(target, head), []
+    lines = []
 
     class Noting:
         def choose(self, router, values, chosen):
-            layer, rows = next(i for i, one in enumerate(indexers) if one is router), len(values)
+            indexers = [one.indexer for one in bench.sparse_layers(target, head)]
+            layer, rows = indexers.index(router), len(values)
             kept = torch.zeros(rows, rows, dtype=torch.bool).scatter_(1, chosen, True)
             first = int(layer == len(indexers) - 1)
-            lines.append(
-                {
-                    "queries": float(router.queries.double().sum()),
-                    "mode": "EXTEND",
-                    "tokens": text[first : rows + first],
-                    "positions": list(range(rows)),
-                    "left": [(~kept[row, : row + 1]).nonzero()[:, 0].tolist() for row in range(rows)],
-                    "wrong": [0] * rows,
-                }
-            )
+            for chunk, asked in ((range(20), False), (range(20, rows), True)):  # of the first one nothing is chosen
+                lines.append(
+                    {
+                        "queries": float(router.queries.double().sum()),
+                        "mode": "EXTEND",
+                        "tokens": [text[row + first] for row in chunk],
+                        "positions": list(chunk),
+                        "left": [(~kept[row, : row + 1]).nonzero()[:, 0].tolist() for row in chunk if asked],
+                        "wrong": [0 for row in chunk if asked],
+                    }
+                )
             return chosen
 
-    with bench.Rounding.put_in(indexers):
+    with bench.in_fp8(target, head):
         bench.run(target, head, text, Noting())
     return root, text, lines
 
@@ -99,15 +101,15 @@ def judged(recorded, lines):
 
 def test_a_choice_in_fp8_is_ours_and_that_of_the_row_before_is_not(recorded, capsys):
     assert judged(recorded, recorded[2]) == 0
-    assert capsys.readouterr().out.count("89 rows, 25 of them above 64; 0 wrong") == 4
+    assert capsys.readouterr().out.count("69 rows, 25 of them above 64; 0 wrong") == 4
 
 
 def test_a_best_row_left_out_and_a_row_too_few_are_found(recorded, capsys):
-    left = [list(one) for one in recorded[2][1]["left"]]
-    worst, taken = left[80][0], next(row for row in range(20) if row not in left[80])
-    left[80] = sorted([*left[80][1:], taken])
-    left[30] = [4]
-    lines = [*recorded[2][:1], recorded[2][1] | {"left": left}, *recorded[2][2:]]
+    left = [list(one) for one in recorded[2][3]["left"]]
+    worst, taken = left[60][0], next(row for row in range(20) if row not in left[60])
+    left[60] = sorted([*left[60][1:], taken])
+    left[10] = [4]
+    lines = [*recorded[2][:3], recorded[2][3] | {"left": left}, *recorded[2][4:]]
     found = judged(recorded, lines)
     said = capsys.readouterr().out
     assert "row 30: 30 of 31 rows" in said

@@ -116,6 +116,10 @@ def test_what_a_page_points_at_exists(one):
     for name in re.findall(r"--(?:case|cases|scenario) ([\w-]+)", text):
         fixed = {scenario.name for family in FAMILIES.values() for scenario in family.scenarios}
         assert name in {*catalogue.names(), *fixed}, name
+    usual = {*catalogue.names(), *(scenario.name for scenario in next(iter(FAMILIES.values())).scenarios)}
+    for line in re.findall(r"eaglecheck run[^`\n]*", text):
+        if "--family" not in line:
+            assert set(re.findall(r"--scenario ([\w-]+)", line)) <= usual, line
 
 
 @ISSUES

@@ -17,10 +17,10 @@ from harness.contract.types import Kind, Phase
 from harness.engine_side.hooks import HookRegistry
 from harness.engine_side.mutants.armed import ArmedMutants, MutantBroken
 from harness.engine_side.mutants.registry import ACTS, FORWARD_ACTS, Share, around
-from harness.engine_side.mutants.sites import Sites
 from harness.engine_side.mutants.sites_answers import ANSWERS, SENDER, AnswerSites
+from harness.engine_side.mutants.sites_requests import RequestSites
 from harness.search.mutants import by_engine, with_mutant
-from harness.search.scoreboard import EXCUSED, UNDRIVABLE
+from harness.search.mutants_report import EXCUSED, UNDRIVABLE
 
 DRIVABLE = [mutant for mutant in MUTANTS.values() if mutant.needs not in UNDRIVABLE]
 #: Which rows a mutant may be about.
@@ -172,7 +172,7 @@ def test_refused_where_the_release_lacks_a_place():
 
 def test_a_site_hands_on_what_the_mutants_leave():
     made = armed("slot-not-freed")
-    pool = type("Pool", (), {"free": around(Sites(made)._free)(lambda _pool, slots: slots.tolist())})()
+    pool = type("Pool", (), {"free": around(RequestSites(made)._free)(lambda _pool, slots: slots.tolist())})()
     assert pool.free(torch.tensor([3, 4, 5])) == [3, 4]
     made.disarm()
     assert pool.free(torch.tensor([3, 4, 5])) == [3, 4, 5]

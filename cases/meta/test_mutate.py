@@ -1,4 +1,4 @@
-"""Mutants of a source: what is changed, that only that is, that functions run it, and what a board counts."""
+"""Mutants of a source: what is changed, that only that is, that functions run it, and what a report counts."""
 
 import gc
 import io
@@ -22,15 +22,15 @@ from harness.contract.usage import UsageError
 from harness.engine_side.host import source_swap
 from harness.engines.errors import EngineError, EngineNotClean, NoLease
 from harness.engines.process import Launch
-from harness.search import fates, faults
-from harness.search.board import Board, document
+from harness.search import faults, mutant_results
 from harness.search.executed import Followed, One, Sound, assume, merged
-from harness.search.fates import End, Explanation, Fate, label
 from harness.search.faults import draw
-from harness.search.mutate import Hunt
+from harness.search.mutant_results import Explanation, Result, Status, label
+from harness.search.mutate import MutantRunner
+from harness.search.mutate_report import Report, document
 from harness.search.operators import changes
 from harness.search.tasks import ASKING, Place, Task, Waiting, rounds, together
-from harness.search.text import render_board
+from harness.search.text import render_mutate_report
 from harness.search.workers import Boot, Setup
 from reports.page import Beside, render_page
 from reports.reading import read_report
@@ -141,7 +141,7 @@ def test_a_drawn_mutant_is_the_same_for_a_seed_and_another_for_another(tmp_path)
     assert {one.file.split("/")[1] for one in drawn[:4]} == {"managers", "speculative"}, "packages take turns"
     assert len({one.id for one in drawn}) == 8
     for one in drawn:
-        assert fates.applied(SOURCE, [one]) != SOURCE
+        assert mutant_results.applied(SOURCE, [one]) != SOURCE
 
 
 def test_a_campaign_that_goes_on_keeps_what_it_drew(tmp_path):
@@ -149,14 +149,14 @@ def test_a_campaign_that_goes_on_keeps_what_it_drew(tmp_path):
     setup = Setup(env=None, package=tmp_path, place=Place(release="0.5.23"), folder=tmp_path, seed=1, examples=0)
     nothing = Followed(sounds=(), ran={})
     assert _drawn(setup, nothing, count=2, captured=False) == ()
-    kept = fates.Campaign(
+    kept = mutant_results.Campaign(
         engine="0.5.23", device="cpu", families=("eagle",), seed=1, examples=0, left_out=(), mutants=mutants
     )
-    (tmp_path / fates.PLAN).write_text(kept.model_dump_json())
+    (tmp_path / mutant_results.PLAN).write_text(kept.model_dump_json())
     assert _drawn(setup, nothing, count=2, captured=False) == mutants
     assert _drawn(setup, nothing, count=1, captured=False) == mutants[:1]
     assert _drawn(setup, nothing, count=3, captured=False) == ()
-    (tmp_path / fates.PLAN).write_text("{")
+    (tmp_path / mutant_results.PLAN).write_text("{")
     with pytest.raises(UsageError, match=r"is damaged .*\n  draw anew:  rm .*plan.json"):
         _drawn(setup, nothing, count=2, captured=False)
 
@@ -289,7 +289,7 @@ def test_the_canary_is_tried_once_in_each_boot_configuration_in_the_quickest_sce
 
 def test_several_changes_of_a_file_are_made_where_each_would_be():
     found = [results.asked(str(at)).model_copy(update={"start": at, "end": at + 1, "after": "xy"}) for at in (2, 0)]
-    assert fates.applied("abcd", found) == "xybxyd"
+    assert mutant_results.applied("abcd", found) == "xybxyd"
     assert found[0].meets(found[0].model_copy(update={"start": 1}))
     assert not found[0].meets(found[1])
     assert not found[0].meets(found[0].model_copy(update={"file": "other.py"}))
@@ -303,7 +303,7 @@ def tasks_of(*names, before=True, captured=False):
             mutant=results.asked(name).model_copy(update=places[name]),
             stage="family",
             scenarios=scenarios,
-            before=Fate(id=name, end=End.SURVIVED, asked=("earlier",)) if before else None,
+            before=Result(id=name, end=Status.SURVIVED, asked=("earlier",)) if before else None,
         )
         for name in names
     ]
@@ -340,21 +340,21 @@ def test_only_what_was_asked_before_and_shares_an_engine_is_asked_together():
 def test_a_worker_takes_what_is_left_of_mutants_that_no_other_has():
     more = tasks_of(*"abc", before=False)
     said = [Task(mutant=one.mutant, stage="line", scenarios=one.scenarios[:1]) for one in more]
-    waiting = Waiting(rounds=[said, more], known={"c": Fate(id="c", end=End.KILLED)})
+    waiting = Waiting(rounds=[said, more], known={"c": Result(id="c", end=Status.KILLED)})
     first, second, none = (waiting.take() for _ in range(3))
     assert [[one.mutant.id for one in batch] for batch in (first, second, none)] == [["a"], ["b"], []], "c is done with"
-    waiting.give(first, [Fate(id="a", end=End.SURVIVED, asked=(label(said[0].scenarios[0]),))])
+    waiting.give(first, [Result(id="a", end=Status.SURVIVED, asked=(label(said[0].scenarios[0]),))])
     (left,) = waiting.take()
     assert left.mutant.id == "a"
     assert left.scenarios == more[0].scenarios[1:]
     assert waiting.take() == [], "b is with a worker, and was never asked"
-    waiting.give([left], [Fate(id="a", end=End.KILLED)])
-    waiting.give(second, [Fate(id="b", end=End.KILLED)])
+    waiting.give([left], [Result(id="a", end=Status.KILLED)])
+    waiting.give(second, [Result(id="b", end=Status.KILLED)])
     assert waiting.take() == []
 
 
 def test_a_survivor_is_with_several_workers_where_there_is_no_other():
-    before = Fate(id="a", end=End.SURVIVED, asked=("s",), boots=1, seconds=2.0, accepted=(3, 1), sound=(4, 2))
+    before = Result(id="a", end=Status.SURVIVED, asked=("s",), boots=1, seconds=2.0, accepted=(3, 1), sound=(4, 2))
     (one,) = tasks_of("a", before=False)
     tasks = [Task(mutant=one.mutant, stage="family", scenarios=(each,)) for each in one.scenarios[:2]]
     waiting = Waiting(rounds=[[each] for each in tasks], known={"a": before})
@@ -379,12 +379,12 @@ def test_a_survivor_is_with_several_workers_where_there_is_no_other():
 
 @pytest.mark.parametrize("first", [True, False])
 def test_whoever_kills_a_mutant_has_the_say_though_another_comes_later(first):
-    before = Fate(id="a", end=End.SURVIVED, asked=("s",), seconds=2.0)
-    killed = before.model_copy(update={"end": End.KILLED, "check": "reads", "asked": ("s", "t"), "seconds": 3.0})
+    before = Result(id="a", end=Status.SURVIVED, asked=("s",), seconds=2.0)
+    killed = before.model_copy(update={"end": Status.KILLED, "check": "reads", "asked": ("s", "t"), "seconds": 3.0})
     lived = before.model_copy(update={"asked": ("s", "u"), "rows": True, "seconds": 7.0})
     known, now = (killed, lived) if first else (lived, killed)
-    both = fates.joined(known, before, now)
-    assert (both.end, both.check, both.seconds) == (End.KILLED, "reads", 8.0)
+    both = mutant_results.joined(known, before, now)
+    assert (both.end, both.check, both.seconds) == (Status.KILLED, "reads", 8.0)
     assert both.rows is not first, "what came back after the kill is no part of it"
 
 
@@ -409,16 +409,16 @@ def test_of_several_mutants_the_one_that_shows_is_found_and_the_others_survive(m
         ran.append((scenario.name, "".join(names)))
         found.asked.append(scenario.name)
         if "e" in names:
-            found.end, found.rows = End.KILLED, True
+            found.end, found.rows = Status.KILLED, True
 
-    monkeypatch.setattr(Hunt, "_run", run)
-    hunt = Hunt(engines=None, package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
+    monkeypatch.setattr(MutantRunner, "_run", run)
+    runner = MutantRunner(engines=None, package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
     tasks = tasks_of(*"abcdef")
     first, second = (one.name for one in tasks[0].scenarios)
-    fates_of = {fate.id: fate for fate in hunt.ask(tasks)}
-    assert [fates_of[name].end for name in "abcdef"] == [End.SURVIVED] * 4 + [End.KILLED, End.SURVIVED]
-    assert fates_of["a"].asked == fates_of["f"].asked == ("earlier", first, second)
-    assert fates_of["e"].asked == ("earlier", first), "a kill ends it"
+    became = {result.id: result for result in runner.ask(tasks)}
+    assert [became[name].end for name in "abcdef"] == [Status.SURVIVED] * 4 + [Status.KILLED, Status.SURVIVED]
+    assert became["a"].asked == became["f"].asked == ("earlier", first, second)
+    assert became["e"].asked == ("earlier", first), "a kill ends it"
     assert ran == [(first, one) for one in ("abcdef", "abc", "def", "d", "ef", "e", "f")] + [(second, "abcdf")]
 
 
@@ -447,11 +447,15 @@ class Engines:
 @pytest.mark.parametrize(
     ("captured", "error", "end"),
     [
-        (True, EngineError("the engine ended while booting; it ends with:\n  TypeError: f()\n  sigquit"), End.KILLED),
-        (True, EngineError("the engine ended while booting; it ends with:\n  CUDA out of memory"), End.ERROR),
-        (True, EngineError("the engine did not boot within 180 s"), End.ERROR),
-        (True, NoLease("every lease is taken"), End.ERROR),
-        (False, EngineError("the engine ended while booting"), End.ERROR),
+        (
+            True,
+            EngineError("the engine ended while booting; it ends with:\n  TypeError: f()\n  sigquit"),
+            Status.KILLED,
+        ),
+        (True, EngineError("the engine ended while booting; it ends with:\n  CUDA out of memory"), Status.ERROR),
+        (True, EngineError("the engine did not boot within 180 s"), Status.ERROR),
+        (True, NoLease("every lease is taken"), Status.ERROR),
+        (False, EngineError("the engine ended while booting"), Status.ERROR),
     ],
 )
 def test_a_boot_that_fails_says_something_of_a_mutant_only_where_it_boots_with_it(tmp_path, captured, error, end):
@@ -459,13 +463,15 @@ def test_a_boot_that_fails_says_something_of_a_mutant_only_where_it_boots_with_i
     (tmp_path / "srt" / "speculative" / "one.py").write_text(SOURCE)
     engines, tasks = Engines(error), tasks_of("a", before=False, captured=captured)
     sounds = [Sound(scenario=one, family="eagle", kind="", rows="x") for one in tasks[0].scenarios]
-    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=sounds, release="0.5.23")
-    (fate,) = hunt.ask(tasks)
-    assert (fate.end, fate.ended) == (end, end is End.KILLED)
+    runner = MutantRunner(
+        engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=sounds, release="0.5.23"
+    )
+    (result,) = runner.ask(tasks)
+    assert (result.end, result.ended) == (end, end is Status.KILLED)
     file = str(tmp_path / "mutated" / "a.py")
     assert engines.booted[0] == ({"sglang.srt.speculative.one": file} if captured else {})
-    if end is End.KILLED:
-        assert fate.why == "TypeError: f()"
+    if end is Status.KILLED:
+        assert result.why == "TypeError: f()"
     assert not list((tmp_path / "mutated").iterdir()), "no mutated file is left"
 
 
@@ -473,10 +479,10 @@ def test_a_scenario_that_nobody_followed_and_no_engine_boots_for_says_nothing(tm
     (tmp_path / "srt" / "speculative").mkdir(parents=True)
     (tmp_path / "srt" / "speculative" / "one.py").write_text(SOURCE)
     engines, tasks = Engines(EngineError("the engine ended while booting")), tasks_of("a", before=False)
-    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=(), release="0.5.23")
+    runner = MutantRunner(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=(), release="0.5.23")
     for _ in range(2):
-        (fate,) = hunt.ask(tasks)
-        assert (fate.end, fate.asked) == (End.SURVIVED, tuple(label(one) for one in tasks[0].scenarios))
+        (result,) = runner.ask(tasks)
+        assert (result.end, result.asked) == (Status.SURVIVED, tuple(label(one) for one in tasks[0].scenarios))
     assert len(engines.booted) == len(tasks[0].scenarios), "it is tried once"
 
 
@@ -492,9 +498,9 @@ def test_a_new_engine_that_would_not_begin_says_something_of_the_mutant(monkeypa
     engines = Engines(None)
     monkeypatch.setattr(engines, "use", lambda _launch: types.SimpleNamespace(swap=len), raising=False)
     monkeypatch.setattr("harness.search.mutate.drive", drive)
-    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=(), release="0.5.23")
-    (fate,) = hunt.ask(tasks_of("a", before=False))
-    assert (fate.end, fate.check) == (End.KILLED, "engine")
+    runner = MutantRunner(engines=engines, package=tmp_path, folder=tmp_path / "mutated", sounds=(), release="0.5.23")
+    (result,) = runner.ask(tasks_of("a", before=False))
+    assert (result.end, result.check) == (Status.KILLED, "engine")
     assert driven[0] is not driven[1], "what another mutant left in the first one says nothing of this one"
 
 
@@ -509,27 +515,29 @@ asked = results.asked
 
 CAMPAIGN = results.campaign(asked("killed"), asked("dead"), asked("same", "index"), asked("open"), asked("text"))
 FOUND = {
-    "killed": Fate(id="killed", end=End.KILLED, check="chain", kinds=("TOKEN",), accepted=(90, 100), sound=(100, 100)),
-    "dead": Fate(id="dead", end=End.KILLED, check="ledger", kinds=("CRASH",)),
-    "same": Fate(id="same", end=End.SURVIVED),
-    "open": Fate(id="open", end=End.SURVIVED, rows=True, accepted=(50, 100), sound=(100, 100)),
-    "text": Fate(id="text", end=End.KILLED, check="texts", kinds=("TOKEN",), text=True, seconds=4.0),
+    "killed": Result(
+        id="killed", end=Status.KILLED, check="chain", kinds=("TOKEN",), accepted=(90, 100), sound=(100, 100)
+    ),
+    "dead": Result(id="dead", end=Status.KILLED, check="ledger", kinds=("CRASH",)),
+    "same": Result(id="same", end=Status.SURVIVED),
+    "open": Result(id="open", end=Status.SURVIVED, rows=True, accepted=(50, 100), sound=(100, 100)),
+    "text": Result(id="text", end=Status.KILLED, check="texts", kinds=("TOKEN",), text=True, seconds=4.0),
 }
 EQUIVALENT = {"same": Explanation(kind="equivalent", why="never read", mutants=("same",))}
 
 
 def test_board_counts_what_is_not_equivalent_and_who_else_would_have_seen_it():
-    board = Board.of(CAMPAIGN, FOUND, EQUIVALENT)
-    assert board.counts == {"killed": 3, "equivalent": 1, "survived": 1}
-    assert [line.mutant.id for line in board.faults] == ["killed", "dead", "open", "text"]
-    assert board.beside() == {
+    report = Report.of(CAMPAIGN, FOUND, EQUIVALENT)
+    assert report.counts == {"killed": 3, "equivalent": 1, "survived": 1}
+    assert [line.mutant.id for line in report.faults] == ["killed", "dead", "open", "text"]
+    assert report.beside() == {
         "eaglecheck": 3,
         "text parity": 2,
         "accept length below 95%": 3,
         "accept length below 80%": 2,
         "engine died or hung": 1,
     }
-    said = document(board)
+    said = document(report)
     assert said["by_operator"] == {"index": {"equivalent": 1}, "slice": {"killed": 3, "survived": 1}}
     assert said["mutants"][0]["killed_by"] == ["chain"]
     assert said["counted"] == 4
@@ -537,7 +545,7 @@ def test_board_counts_what_is_not_equivalent_and_who_else_would_have_seen_it():
 
 def rendered(found, explained, campaign=CAMPAIGN):
     console = Console(record=True, width=200, file=io.StringIO())
-    render_board(console, Board.of(campaign, found, explained))
+    render_mutate_report(console, Report.of(campaign, found, explained))
     return console.export_text()
 
 
@@ -557,21 +565,21 @@ def test_a_board_tells_engines_that_went_on_apart_only_where_any_did():
 def test_a_board_without_a_kill_is_unknown():
     every = {name: FOUND["same"].model_copy(update={"id": name}) for name in FOUND}
     known = dict.fromkeys(FOUND, EQUIVALENT["same"])
-    assert Board.of(CAMPAIGN, every, known).outcome is Outcome.UNKNOWN
+    assert Report.of(CAMPAIGN, every, known).outcome is Outcome.UNKNOWN
     assert rendered({}, {}).splitlines()[-1] == "verdict UNKNOWN: 0 of 5 mutants asked"
     nothing = rendered({}, {}, results.campaign())
     assert nothing.splitlines()[-1] == "verdict UNKNOWN: no line ran that could be written wrong"
 
 
 def test_board_fails_for_a_survivor_that_nobody_explained_and_is_unknown_while_some_were_not_asked():
-    assert Board.of(CAMPAIGN, FOUND, EQUIVALENT).outcome is Outcome.FAIL
+    assert Report.of(CAMPAIGN, FOUND, EQUIVALENT).outcome is Outcome.FAIL
     explained = EQUIVALENT | {"open": Explanation(kind="open", why="issue 20", mutants=("open",))}
-    assert Board.of(CAMPAIGN, FOUND, explained).outcome is Outcome.PASS
-    assert Board.of(CAMPAIGN, FOUND, explained).counts["survived"] == 1, "an open gap still counts"
-    part = {name: fate for name, fate in FOUND.items() if name != "text"}
-    assert Board.of(CAMPAIGN, part, explained).outcome is Outcome.UNKNOWN
-    failed = FOUND | {"text": Fate(id="text", end=End.ERROR)}
-    assert Board.of(CAMPAIGN, failed, explained).outcome is Outcome.UNKNOWN
+    assert Report.of(CAMPAIGN, FOUND, explained).outcome is Outcome.PASS
+    assert Report.of(CAMPAIGN, FOUND, explained).counts["survived"] == 1, "an open gap still counts"
+    part = {name: result for name, result in FOUND.items() if name != "text"}
+    assert Report.of(CAMPAIGN, part, explained).outcome is Outcome.UNKNOWN
+    failed = FOUND | {"text": Result(id="text", end=Status.ERROR)}
+    assert Report.of(CAMPAIGN, failed, explained).outcome is Outcome.UNKNOWN
 
 
 def test_what_one_campaign_does_not_execute_is_no_excuse_in_another():
@@ -583,27 +591,27 @@ def test_what_one_campaign_does_not_execute_is_no_excuse_in_another():
         (CAMPAIGN.model_copy(update={"families": ("eagle", "dp")}), "survived"),
         (CAMPAIGN.model_copy(update={"device": "cuda"}), "survived"),
     ):
-        assert Board.of(campaign, FOUND, known).counts[stands] == 1
+        assert Report.of(campaign, FOUND, known).counts[stands] == 1
 
 
 def test_the_families_that_execute_a_survivor_are_families_of_ours():
-    named = {name for one in fates.explanations().values() for name in one.driven_by}
+    named = {name for one in mutant_results.explanations().values() for name in one.driven_by}
     assert named - {"cuda"} <= {*FAMILIES}
 
 
-def test_fates_are_kept_line_by_line_and_what_cannot_be_read_is_asked_again(tmp_path):
-    path = tmp_path / fates.FATES
-    for fate in FOUND.values():
-        fates.append(tmp_path, fate)
-    fates.append(tmp_path, FOUND["open"].model_copy(update={"end": End.UNKNOWN, "why": "a\u2028b"}))
+def test_results_are_kept_line_by_line_and_what_cannot_be_read_is_asked_again(tmp_path):
+    path = tmp_path / mutant_results.RESULTS
+    for result in FOUND.values():
+        mutant_results.append(tmp_path, result)
+    mutant_results.append(tmp_path, FOUND["open"].model_copy(update={"end": Status.UNKNOWN, "why": "a\u2028b"}))
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"id": "half", "end": "KIL')
-    found = fates.read_fates([tmp_path])
+    found = mutant_results.read_results([tmp_path])
     assert set(found) == set(FOUND)
-    assert (found["open"].end, found["open"].why) == (End.UNKNOWN, "a\u2028b"), "asked again"
-    fates.append(tmp_path, FOUND["same"].model_copy(update={"id": "next"}))
+    assert (found["open"].end, found["open"].why) == (Status.UNKNOWN, "a\u2028b"), "asked again"
+    mutant_results.append(tmp_path, FOUND["same"].model_copy(update={"id": "next"}))
     path.write_bytes(path.read_bytes() + b'\xff{"id": "foreign", "end": "SURVIVED", "of another version": 1}\n')
-    assert set(fates.read_fates([tmp_path])) == {*FOUND, "next"}, "behind a torn line a new one begins"
+    assert set(mutant_results.read_results([tmp_path])) == {*FOUND, "next"}, "behind a torn line a new one begins"
 
 
 @pytest.mark.parametrize(("k", "t", "device", "assumed"), [(3, 1, "cpu", ()), (3, 2, "cpu", ("F-003",))])
@@ -617,32 +625,32 @@ def test_two_scenarios_of_one_name_are_two():
     one = default_scenarios()[0]
     other = one.model_copy(update={"engine": one.engine.model_copy(update={"page_size": 4})})
     task = Task(mutant=results.asked("a"), stage="family", scenarios=(one, other))
-    left = task.after(Fate(id="a", end=End.SURVIVED, asked=(fates.label(one),)))
+    left = task.after(Result(id="a", end=Status.SURVIVED, asked=(mutant_results.label(one),)))
     assert one.name == other.name
     assert left is not None
     assert left.scenarios == (other,)
 
 
 def test_every_mutant_is_in_one_shard():
-    parts = [fates.shares(CAMPAIGN.mutants, (number, 3)) for number in (1, 2, 3)]
+    parts = [mutant_results.shares(CAMPAIGN.mutants, (number, 3)) for number in (1, 2, 3)]
     assert sorted(one.id for part in parts for one in part) == sorted(FOUND)
 
 
 def test_explained_survivors_are_explained_once(tmp_path):
-    fates.explanations()
+    mutant_results.explanations()
     twice = tmp_path / "survivors.toml"
     entry = '[[survivors]]\nkind = "equivalent"\nwhy = "w"\nmutants = ["a"]\n'
     twice.write_text(entry + entry)
     with pytest.raises(UsageError, match="explained twice"):
-        fates.explanations(twice)
-    assert Path(fates.EXPLAINED).exists()
+        mutant_results.explanations(twice)
+    assert Path(mutant_results.EXPLAINED).exists()
 
 
 def test_the_page_of_a_report_shows_the_board(tmp_path):
     run = results.store(tmp_path / "runs", ("single", results.sound))
     file = tmp_path / "mutate.json"
-    file.write_text(json.dumps(document(Board.of(CAMPAIGN, FOUND, EQUIVALENT))))
-    of_a_night = document(Board.of(CAMPAIGN, FOUND, EQUIVALENT)) | {"families": ["tree"]}
+    file.write_text(json.dumps(document(Report.of(CAMPAIGN, FOUND, EQUIVALENT))))
+    of_a_night = document(Report.of(CAMPAIGN, FOUND, EQUIVALENT)) | {"families": ["tree"]}
     text = render_page(read_report(run), beside=Beside(mutants=_document(file, "mutants"), boards=[of_a_night]))
     assert text.count('<h2 id="mutants-title') == text.count("Mutants <span") == 2
     assert text.count("(eagle)") == text.count("(tree)") == 1
@@ -665,9 +673,9 @@ def test_an_engine_whose_pool_is_wrong_is_not_used_again_though_no_row_differs(m
     engines.close = lambda: ended.append(True)
     engines.judge = lambda *_args, **_more: types.SimpleNamespace(verdict=verdict)
     monkeypatch.setattr("harness.search.mutate.digest", lambda _trace: "same")
-    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
+    runner = MutantRunner(engines=engines, package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
     found = types.SimpleNamespace(name="a", add=lambda *_args, **_more: None)
-    hunt._judge(found, default_scenarios()[0], None)
+    runner._judge(found, default_scenarios()[0], None)
     assert bool(ended) is closed
 
 
@@ -676,12 +684,12 @@ def test_a_scenario_that_does_not_pass_without_a_mutant_says_nothing_of_one(monk
     engines = Engines(None)
     verdict = types.SimpleNamespace(outcome=outcome, root_kinds=())
     engines.judge = lambda *_args, **_more: types.SimpleNamespace(verdict=verdict)
-    hunt = Hunt(engines=engines, package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
+    runner = MutantRunner(engines=engines, package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
     said = []
     found = types.SimpleNamespace(name="a", add=lambda *_args, **_more: said.append(outcome))
     for passes in (False, True):
-        monkeypatch.setattr(Hunt, "_passes", lambda _self, _scenario, passes=passes: passes)
-        hunt._judge(found, default_scenarios()[0], None)
+        monkeypatch.setattr(MutantRunner, "_passes", lambda _self, _scenario, passes=passes: passes)
+        runner._judge(found, default_scenarios()[0], None)
         assert bool(said) is passes
 
 
@@ -690,10 +698,10 @@ def test_rows_that_cannot_be_read_are_an_error_of_ours_and_end_no_campaign(monke
         raise IndexError("index 1 is out of bounds")
 
     monkeypatch.setattr("harness.search.mutate.drive", drive)
-    hunt = Hunt(engines=Engines(None), package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
-    monkeypatch.setattr(Hunt, "_written", lambda _self, _mutants: {})
-    monkeypatch.setattr(Hunt, "_engine", lambda *_args: types.SimpleNamespace(swap=lambda *_files: 1))
-    monkeypatch.setattr(Hunt, "_logs", lambda _self: {})
+    runner = MutantRunner(engines=Engines(None), package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")
+    monkeypatch.setattr(MutantRunner, "_written", lambda _self, _mutants: {})
+    monkeypatch.setattr(MutantRunner, "_engine", lambda *_args: types.SimpleNamespace(swap=lambda *_files: 1))
+    monkeypatch.setattr(MutantRunner, "_logs", lambda _self: {})
     (task,) = tasks_of("a", before=False)
-    (fate,) = hunt.ask([Task(mutant=task.mutant, stage="line", scenarios=task.scenarios[:1])])
-    assert (fate.end, fate.why) == (End.ERROR, "reading: IndexError: index 1 is out of bounds")
+    (result,) = runner.ask([Task(mutant=task.mutant, stage="line", scenarios=task.scenarios[:1])])
+    assert (result.end, result.why) == (Status.ERROR, "reading: IndexError: index 1 is out of bounds")

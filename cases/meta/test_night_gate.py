@@ -29,7 +29,7 @@ from cases.meta.pretended_card import app as card_user
 from cases.meta.pretended_card import used
 from cases.meta.processes import survivors, tree
 from cases.meta.test_cli_bad_input import call
-from harness.cli import nightly
+from harness.cli import night_plan, night_verdict, nightly
 from harness.contract.finding_pages import issues
 from harness.contract.rates import interval
 from harness.engines import envs
@@ -45,7 +45,8 @@ def work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(envs, "current", lambda: None)
-    monkeypatch.setattr(nightly, "today", lambda: nights.TODAY)
+    for module in (nightly, night_verdict):
+        monkeypatch.setattr(module, "today", lambda: nights.TODAY)
     pretended_engine.furnish(tmp_path / "home")
     return tmp_path
 
@@ -178,7 +179,7 @@ def test_a_night_goes_on_with_the_same_plan_only(cut_off, more, said):
 
 
 def test_a_night_does_not_go_on_in_another_state_of_the_code(cut_off, monkeypatch):
-    monkeypatch.setattr(nightly, "source_digest", lambda: "1" * 64)
+    monkeypatch.setattr(night_plan, "source_digest", lambda: "1" * 64)
     done = call(*NIGHT, "--resume", cut_off.plan.id)
     assert done.exit_code == 2
     assert "source was another when that night began" in done.output

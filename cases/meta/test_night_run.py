@@ -21,8 +21,8 @@ from harness.driving.results import ScenarioResult
 from harness.engines.errors import EngineError
 from harness.night import cells, mutated
 from harness.night.run import Driver
-from harness.search.board import Board
-from harness.search.fates import End, Explanation, Fate
+from harness.search.mutant_results import Explanation, Result, Status
+from harness.search.mutate_report import Report
 
 CAMPAIGN = results.campaign(*map(results.asked, "xyz"))
 
@@ -174,13 +174,13 @@ def test_accept_lengths_are_counted_by_verify():
 
 def test_a_mutant_that_survives_and_nobody_explained_is_a_finding_of_its_cell(tmp_path):
     cell = cells.Cell(engine="0.5.23", kind="mutated", name="eagle", scenarios=(results.named("a"),))
-    fates = {one.id: one for one in (Fate(id="x", end=End.SURVIVED), Fate(id="y", end=End.KILLED))}
-    found = mutated._result(cell, Board.of(CAMPAIGN, fates, {}), start=time.monotonic())
+    became = {one.id: one for one in (Result(id="x", end=Status.SURVIVED), Result(id="y", end=Status.KILLED))}
+    found = mutated._result(cell, Report.of(CAMPAIGN, became, {}), start=time.monotonic())
     assert (found.verdict, found.scenarios, found.failed, found.left_out) == (Outcome.FAIL, 2, 1, 1)
     (seen,) = found.findings
     assert seen.signature == "SURVIVED:srt/speculative/one.py:f:slice"
     why = Explanation(kind="equivalent", why="never read", mutants=("x",))
-    explained = mutated._result(cell, Board.of(CAMPAIGN, fates, {"x": why}), start=time.monotonic())
+    explained = mutated._result(cell, Report.of(CAMPAIGN, became, {"x": why}), start=time.monotonic())
     assert (explained.verdict, explained.findings) == (Outcome.PASS, ())
     assert found.drawn, "another night asks other mutants"
     assert found.board["counts"] == {"survived": 1, "killed": 1}

@@ -33,7 +33,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PretendedIndex:
 
 
 def packed(output: Path, *versions: str, **options: Any) -> Manifest:
-    options = {"torch": TORCH, "python": "3.12", "with_control": True, "progress": quiet} | options
+    options = {"torch": TORCH, "python": "3.12", "progress": quiet} | options
     return pack.pack(versions, output=output, **options)
 
 

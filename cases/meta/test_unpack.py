@@ -40,13 +40,15 @@ def made(tmp_path_factory) -> dict[str, Path]:
         patch.setattr(dependencies, "run", PretendedIndex())
         patch.setattr(prebuild, "build", lambda **_: {"norm/norm.so": b"\x7fELFnorm"})
         patch.setattr(bundle_contents, "ON_RUNNER", ("numpy", "packaging"))
+        patch.setattr(bundle_contents, "CONTROL_ON_RUNNER", ())
+        patch.setattr(pack, "CONTROL_TESTS", {})
         for name, part in (("engines", ""), ("fa3", "fa3")):
             packed(root / name, *VERSIONS, part=part)
     return {"engines": root / "engines", "fa3": root / "fa3"}
 
 
 def packed(output: Path, *versions: str, **options: Any) -> Manifest:
-    options = {"torch": TORCH, "python": dependencies.python_tag(), "with_control": False, "progress": quiet} | options
+    options = {"torch": TORCH, "python": dependencies.python_tag(), "progress": quiet} | options
     return pack.pack(versions, output=output, **options)
 
 
@@ -58,6 +60,8 @@ def split(tmp_path_factory) -> list[Path]:
         patch.setenv("EAGLECHECK_HOME", str(root / "home"))
         patch.setattr(dependencies, "run", PretendedIndex(requires={"0.5.23": REQUIRES_TORCH}))
         patch.setattr(bundle_contents, "ON_RUNNER", ("numpy", "packaging"))
+        patch.setattr(bundle_contents, "CONTROL_ON_RUNNER", ())
+        patch.setattr(pack, "CONTROL_TESTS", {})
         patch.setitem(bundle_contents.LEFT_OUT, "torchvision", "it comes with the torch")
         patch.setattr(bundle_files, "RESERVE", 24_000)
         manifest = packed(root / "new", "0.5.23", with_torch=True, limit=26_000)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-#: (module, what, argument); `what` names a `_patch_*` method of cpu_ops.CpuOps, or one of its KERNELS.
+#: (module, what, argument); `what` names one of patches.PATCHES or cpu_ops.KERNELS.
 Patch = tuple[str, str, str]
 
 

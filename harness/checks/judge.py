@@ -18,7 +18,7 @@ from harness.checks import (
     logprobs,  # noqa: F401
     outputs,  # noqa: F401
     positions,  # noqa: F401
-    ranks,
+    ranks,  # noqa: F401
     reads,
     recurrent,  # noqa: F401
     reference_rows,  # noqa: F401
@@ -33,6 +33,7 @@ from harness.checks import (
 from harness.checks.accepts import usual_draws
 from harness.checks.asked import not_given, not_judged, not_published, witnessed
 from harness.checks.coverage import check_handshake, compared_enough, coverage_wanted, not_exercised, undrafted
+from harness.checks.ends import LOST, lost_by
 from harness.checks.evidence import Evidence, gather
 from harness.checks.explained import explained
 from harness.checks.findings import group, kinds, settle
@@ -78,14 +79,14 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
         settle, scheduler_steps=evidence.scheduler_steps, prefix_hits=hits, explained=explained(reference).values()
     )
     divergences = settled(result.divergences)
-    if any(found.hint == ranks.LOST for found in divergences):
+    if any(found.hint == LOST for found in divergences):
         divergences = settled(_not_cut_off(divergences))
     return _verdict(evidence, result, divergences), divergences
 
 
 def _not_cut_off(divergences: list[Divergence]) -> list[Divergence]:
     """What was seen before somebody ended the engine: neither that end nor what is missing since."""
-    ends = {found.signature for found in divergences if found.hint == ranks.LOST}
+    ends = {found.signature for found in divergences if found.hint == LOST}
     return [
         replace(found, first=False) for found in divergences if found.signature not in ends and found.cause not in ends
     ]
@@ -170,7 +171,7 @@ def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergen
     assumed = _assumed(evidence)
     compared = {name: amount for name, amount in result.compared.items() if name not in exempt}
     coverage, inside, unmet = _covered(evidence)
-    lost = [why for event in evidence.engine.events if (why := ranks.lost_by(event))]
+    lost = [why for event in evidence.engine.events if (why := lost_by(event))]
     unknown = lost or [
         *answered_with_errors(evidence),
         *misfits(evidence),

@@ -58,6 +58,8 @@ def check_slots_read(evidence: Evidence) -> CheckResult:
 def _how(evidence: Evidence) -> str:
     """With what a run anew records it; empty where nothing does."""
     engine = evidence.scenario.engine
+    if engine.attention_backend == "dsa":  # a target that wants it runs on no other
+        return ""
     options = ["--disable-cuda-graph"] * engine.cuda_graph
     options += ["--attention-backend triton"] * (engine.attention_backend != "triton")
     if options:

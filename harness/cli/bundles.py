@@ -35,9 +35,6 @@ def pack(
     with_: Annotated[
         list[str] | None, typer.Option("--with", help="Pack a part with the releases: 'flashinfer', 'fa3'; repeatable.")
     ] = None,
-    with_control: Annotated[
-        bool, typer.Option("--with-control/--engines-only", help="Also what the test suite needs there.")
-    ] = True,
 ) -> Exit:
     """Pack releases into a file for a machine without a network.
 
@@ -54,7 +51,6 @@ def pack(
         torch=torch,
         python=python,
         output=output,
-        with_control=with_control,
         part=part,
         include=with_ or (),
         with_torch=with_torch,

@@ -13,7 +13,8 @@ from cases import catalogue
 from harness.checks.findings import kinds
 from harness.cli import options, prepare
 from harness.cli.documents import cell_document, matrix_document
-from harness.cli.nightly import REPEATS, SCENARIOS, SECONDS, Asked, run_night
+from harness.cli.night_plan import REPEATS, SCENARIOS, SECONDS, Asked
+from harness.cli.nightly import run_night
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
 from harness.cli.settings import OF_KERNELS, takes_settings
 from harness.contract.outputs import check_target, write_json

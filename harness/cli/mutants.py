@@ -20,8 +20,8 @@ from harness.contract.providers import AUTO
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import NOTHING, Wanted, adapted
 from harness.driving.refusals import untaken
-from harness.search.scoreboard import document
-from harness.search.text import MutantLine, render_scoreboard
+from harness.search.mutants_report import document
+from harness.search.text import MutantLine, render_mutants_report
 from reports.prose import say
 
 
@@ -74,14 +74,14 @@ def command(
         with MutantLine(console) as line:
             campaign = Campaign(engines, env.version, mutants, line, exercises)
             with kept(json, lambda stop: document(campaign.cut_off(str(stop) or "interrupted")), left=_left):
-                board = campaign.run()
+                report = campaign.run()
     finally:
         engines.close()
-    render_scoreboard(console, board, again=lambda ids: typed_again(more=("--only", ids)))
+    render_mutants_report(console, report, again=lambda ids: typed_again(more=("--only", ids)))
     if logs.is_dir():
         say(console, f"engine logs: {logs}")
-    write_json(document(board), json)
-    return BY_OUTCOME[board.outcome]
+    write_json(document(report), json)
+    return BY_OUTCOME[report.outcome]
 
 
 def _left() -> str:

@@ -23,13 +23,13 @@ from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
 from harness.driving.adapt import NOTHING, Wanted
 from harness.engines import envs
-from harness.search import fates
-from harness.search.board import Board, document
+from harness.search import mutant_results
 from harness.search.executed import Followed, One
-from harness.search.fates import Asked, Campaign
 from harness.search.faults import draw
+from harness.search.mutant_results import Asked, Campaign
+from harness.search.mutate_report import Report, document
 from harness.search.tasks import Place
-from harness.search.text import line_of, render_board
+from harness.search.text import line_of, render_mutate_report
 from harness.search.workers import Boot, Setup, ask_all, follow_all
 from reports.prose import say
 
@@ -86,6 +86,12 @@ def command(
     for name in names:
         if name not in FAMILIES:
             raise UsageError(f"--family: {unknown('family', name, FAMILIES)}")
+    _exclude(
+        "--follow-only",
+        follow_only,
+        {"--only": only, "--survivors-of": survivors_of, "--merge": merge, "--shard": shard},
+    )
+    _exclude("--only", only, {"--shard": shard})
     asked_only = None if only is None else _names(only)
     prepare.check_device(device)
     if inside_graphs and not wanted.cuda_graph:
@@ -111,28 +117,35 @@ def command(
     if follow_only:
         return Exit.PASS if all(not one.why for one in followed.sounds) else Exit.UNKNOWN
     plan = _plan(setup, followed, names, count=count, captured=inside_graphs, survivors_of=survivors_of)
-    plain_files.replace(folder / fates.PLAN, plan.model_dump_json(indent=1).encode(), sync=True)
-    explained = fates.explanations()
-    part_of = fates.shares(plan.mutants, part)
+    plain_files.replace(folder / mutant_results.PLAN, plan.model_dump_json(indent=1).encode(), sync=True)
+    explained = mutant_results.explanations()
+    part_of = mutant_results.shares(plan.mutants, part)
     if asked_only is not None:
         part_of = _named(plan, asked_only)
-    kept_before = fates.read_fates(before if only is not None else [*before, folder])
-    known = {name: fate for name, fate in kept_before.items() if fate.end is not fates.End.ERROR}
+    kept_before = mutant_results.read_results(before if only is not None else [*before, folder])
+    known = {name: result for name, result in kept_before.items() if result.end is not mutant_results.Status.ERROR}
     say(console, f"{counted(len(part_of), 'mutant')} of SGLang {version}; kept in {folder}")
 
-    def board() -> Board:
-        return Board.of(plan, fates.read_fates([*before, folder, *(merge or ())]), explained)
+    def report() -> Report:
+        return Report.of(plan, mutant_results.read_results([*before, folder, *(merge or ())]), explained)
 
-    with kept(json, lambda _stop: document(board()), left=lambda: f"go on:  {typed_again()}"):
+    with kept(json, lambda _stop: document(report()), left=lambda: f"go on:  {typed_again()}"):
         asked = {one.id: one for one in part_of}
         setup = replace(setup, sounds=followed.sounds)
         holding = {name for name, one in explained.items() if one.holds_in(plan)}
-        for fate in ask_all(setup, part_of, known, explained=holding, workers=workers):
-            fates.append(folder, fate)
-            say(console, f"{len(known)} of {len(part_of)}  {line_of(asked[fate.id], fate)}")
-    render_board(console, board())
-    write_json(document(board()), json)
-    return BY_OUTCOME[board().outcome]
+        for result in ask_all(setup, part_of, known, explained=holding, workers=workers):
+            mutant_results.append(folder, result)
+            say(console, f"{len(known)} of {len(part_of)}  {line_of(asked[result.id], result)}")
+    render_mutate_report(console, report())
+    write_json(document(report()), json)
+    return BY_OUTCOME[report().outcome]
+
+
+def _exclude(option: str, given: object, others: dict[str, object]) -> None:
+    """UsageError for options of which one would have no effect beside the other."""
+    for name, value in others.items():
+        if given and value:
+            raise UsageError(f"{option} and {name} exclude each other\n  leave one of them out")
 
 
 def _check_kept(option: str, folder: Path, *, version: str, seed: int) -> None:
@@ -141,8 +154,8 @@ def _check_kept(option: str, folder: Path, *, version: str, seed: int) -> None:
     if not folder.is_dir():
         raise UsageError(f"{option} {folder}: there is no such folder\n  {name_one}")
     try:
-        drawn = fates.read_plan(folder)
-    except fates.NoCampaign as error:
+        drawn = mutant_results.read_plan(folder)
+    except mutant_results.NoCampaign as error:
         raise UsageError(f"{option} {folder}: {error}\n  {name_one}") from error
     if drawn.engine != version:
         raise UsageError(f"{option} {folder}: drawn for SGLang {drawn.engine}\n  add  --engine {drawn.engine}")
@@ -151,7 +164,7 @@ def _check_kept(option: str, folder: Path, *, version: str, seed: int) -> None:
 def _followed(root: Path, setup: Setup, names: list[str], *, a_boot: int, workers: int, console: Console) -> Followed:
     """What the families' fixed scenarios show without a mutant: driven once for a release, whatever the seed."""
     scenarios = _smallest(names, setup, a_boot=a_boot)
-    known = {one.sound.scenario.id: one for one in fates.read_lines(root / fates.SOUND, One)}
+    known = {one.sound.scenario.id: one for one in mutant_results.read_lines(root / mutant_results.SOUND, One)}
     boots = _boots(scenarios, known, canary=(setup.package / "srt" / "kv_canary").is_dir())
     if todo := [one for one in boots if one.unknown or one.unwatched() is not None]:
         say(console, f"following {counted(len(todo), 'boot configuration')} without a mutant, once")
@@ -159,7 +172,7 @@ def _followed(root: Path, setup: Setup, names: list[str], *, a_boot: int, worker
             for one in new:
                 known[one.sound.scenario.id] = one
                 if one.sound.rows:
-                    fates.add_line(root / fates.SOUND, one)
+                    mutant_results.add_line(root / mutant_results.SOUND, one)
                 why = f": {one.sound.why}" if one.sound.why else ""
                 say(console, f"{number} of {len(todo)}  {one.sound.scenario.name} {one.sound.seconds:.1f} s{why}")
     return Followed.of([known[one.id] for _, one in scenarios])
@@ -202,7 +215,7 @@ def _plan(
     if survivors_of is None:
         mutants = _drawn(setup, followed, count=count, captured=captured)
     else:
-        mutants = fates.read_plan(survivors_of).mutants
+        mutants = mutant_results.read_plan(survivors_of).mutants
     return Campaign(
         engine=setup.env.version,
         device=setup.place.device,
@@ -216,10 +229,10 @@ def _plan(
 
 def _drawn(setup: Setup, followed: Followed, *, count: int, captured: bool) -> tuple[Asked, ...]:
     """A campaign that goes on keeps its mutants, though families have other scenarios by now, which run other lines."""
-    kept_here = setup.folder / fates.PLAN
+    kept_here = setup.folder / mutant_results.PLAN
     try:
-        mutants = fates.read_plan(setup.folder).mutants[:count] if kept_here.exists() else ()
-    except fates.NoCampaign as error:
+        mutants = mutant_results.read_plan(setup.folder).mutants[:count] if kept_here.exists() else ()
+    except mutant_results.NoCampaign as error:
         raise UsageError(f"{setup.folder}: {error}\n  draw anew:  rm {kept_here}") from error
     if len(mutants) == count:
         return mutants

@@ -15,7 +15,7 @@ from rich.console import Console
 from cases import known
 from harness.archive.store import WriteError
 from harness.cli import options
-from harness.cli.nightly import check_store, conclude
+from harness.cli.night_verdict import check_store, conclude
 from harness.cli.outcome import Exit, guarded
 from harness.contract.outputs import check_target, writable
 from harness.contract.usage import UsageError
@@ -111,7 +111,10 @@ def _newest(root: Path) -> tuple[Path, Night, bool]:
         raise UsageError(f"{last.folder} is one shard\n  judge all of them:  eaglecheck night {root} --nights STORE")
     if last.night is not None:
         return last.folder, last.night, True
-    why = f"night {last.plan.id} on {last.plan.host} never finished: it was killed, or could not write"
+    why = (
+        f"night {last.plan.id} on {last.plan.host} never finished: it was killed, or could not write; "
+        f"to drive the rest, type its command again with --resume {last.plan.id}"
+    )
     return last.folder, Night(plan=last.plan, finished=datetime.now(UTC).isoformat(), cells=(), faults=(why,)), False
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.archive.store import StoredScenario
-from harness.checks.ranks import lost_by, site_of
+from harness.checks.ends import lost_by, site_of
 from harness.contract.trace import ENDS, EOS, Trace
 from harness.contract.usage import UsageError
 from harness.driving.plan import Plan

@@ -47,7 +47,7 @@ class EnginePool:
 
     copies: fork SGLang's processes from one that has imported it (see harness.engine_side.host.fork_server). ahead: how
     many engines may boot beside the one that is driven (`expect`). lease: the share of a GPU that every engine takes
-    first; no waiting any more once that had no effect.
+    first; each wait in vain halves the next one, until an engine has got it again.
     preparing, booted: whom to notify that an engine is being started (in words, with its log), and that it answered.
     """
 
@@ -59,6 +59,8 @@ class EnginePool:
     preparing: Callable[[str, Path], None] = lambda _text, _log: None
     booted: Callable[[Engine], None] = lambda _engine: None
     boots: int = 0
+    #: how long to wait for a lease while nobody has waited in vain
+    _patience: float = 0.0
     #: seconds in which nothing could be driven since an engine was not there yet
     waited: float = 0.0
     _engine: Engine | None = None
@@ -154,10 +156,13 @@ class EnginePool:
         except BaseException as error:
             engine.close()
             if isinstance(error, NoLease) and self.lease is not None and not quiet:
-                self.lease = replace(self.lease, wait=0.0)
+                self._patience = max(self._patience, self.lease.wait)
+                self.lease = replace(self.lease, wait=self.lease.wait / 2)
             raise
         finally:
             self._begun.remove(engine)
+        if self.lease is not None and not quiet:
+            self.lease = replace(self.lease, wait=max(self._patience, self.lease.wait))
         return engine
 
     def _started(self, launch: Launch, log: Path, progress: Progress) -> Engine:

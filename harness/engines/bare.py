@@ -1,7 +1,7 @@
 """Runs a scenario's requests on SGLang alone, to see whether it runs, or crashes, without the harness.
 
 All requests at once, or those between two `flush` of its script; no gate and no probe, and of ours only the kernels
-that a CPU lacks. It must not judge.
+that a CPU, or a sparse indexer, lacks. It must not judge.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ def pack(
     torch: str,
     python: str,
     output: Path,
-    with_control: bool,
     progress: Progress,
     part: str = "",
     include: Sequence[str] = (),
@@ -53,7 +52,6 @@ def pack(
             folder=folder,
             lock=lock,
             progress=progress,
-            with_control=with_control,
             with_torch=with_torch,
             cards=cards,
             include=frozenset(include),
@@ -109,8 +107,7 @@ def _torch(job: Job, version: str) -> tuple[list[str], str]:
 
 
 def _control(job: Job) -> str:
-    wanted = {**CONTROL, **(CONTROL_TESTS if job.with_control else {})}
-    return job.add_wheels("control", job.fetch(wanted).values(), archive="base")
+    return job.add_wheels("control", job.fetch({**CONTROL, **CONTROL_TESTS}).values(), archive="base")
 
 
 def _release(job: Job, version: str, sglang: Path, control: Sequence[str]) -> Release:
@@ -161,7 +158,7 @@ def _manifest(job: Job, releases: tuple[Release, ...], control: Sequence[str]) -
         for name, files in job.trees.items()
         if name in used
     )
-    expects = bundle_contents.ON_RUNNER + (bundle_contents.CONTROL_ON_RUNNER if job.with_control else ())
+    expects = bundle_contents.ON_RUNNER + bundle_contents.CONTROL_ON_RUNNER
     return Manifest(
         python=job.python,
         torch=job.torch,

@@ -23,7 +23,6 @@ class Job:
     folder: Path
     lock: int
     progress: Progress
-    with_control: bool
     with_torch: bool
     cards: int
     include: frozenset[str]  # parts that are packed with the releases

@@ -13,11 +13,11 @@ from harness.driving.live import LiveEngines
 from harness.engines.errors import EngineError
 from harness.night.cells import Cell, Mutants
 from harness.night.records import CellResult, Seen
-from harness.search.board import Board, Line, document
 from harness.search.executed import Followed, follow
-from harness.search.fates import Campaign, Fate, explanations
 from harness.search.faults import draw
-from harness.search.mutate import Hunt
+from harness.search.mutant_results import Campaign, Result, explanations
+from harness.search.mutate import MutantRunner
+from harness.search.mutate_report import Line, Report, document
 from harness.search.tasks import Place, Waiting, rounds
 from harness.search.text import line_of
 
@@ -43,22 +43,24 @@ def ask(cell: Cell, wanted: Mutants, engines: LiveEngines, *, folder: Path) -> C
         left_out=tuple(f"{one.scenario.name}: {one.why}" for one in every.sounds if one.why),
         mutants=tuple(draw(package, every.ran, count=wanted.count, seed=wanted.seed)),
     )
-    hunt = Hunt(engines=engines, package=package, folder=folder / "mutated", sounds=every.sounds, release=cell.engine)
-    fates = dict[str, Fate]()
+    runner = MutantRunner(
+        engines=engines, package=package, folder=folder / "mutated", sounds=every.sounds, release=cell.engine
+    )
+    results = dict[str, Result]()
     place = Place(release=cell.engine)
     tasks = rounds(campaign.mutants, every.sounds, place=place, examples=wanted.examples, seed=wanted.seed)
-    waiting = Waiting(rounds=list(tasks), known=fates)
+    waiting = Waiting(rounds=list(tasks), known=results)
     while time.monotonic() - start < wanted.seconds and (batch := waiting.take()):
-        waiting.give(batch, hunt.ask(batch))
-    return _result(cell, Board.of(campaign, fates, explanations()), start=start)
+        waiting.give(batch, runner.ask(batch))
+    return _result(cell, Report.of(campaign, results, explanations()), start=start)
 
 
-def _result(cell: Cell, board: Board | None, *, start: float, why: str = "") -> CellResult:
+def _result(cell: Cell, board: Report | None, *, start: float, why: str = "") -> CellResult:
     """A mutant counts as a scenario: a survivor has failed, and one that is neither killed nor survived is unknown."""
     lines = () if board is None else board.lines
     left = [line for line in lines if line.stands == "survived" and line.explained is None]
     unknown = [line for line in lines if line.stands in ("unknown", "error", "not run")]
-    reasons = [f"{line.mutant.id}: {line.fate.why}" for line in unknown]
+    reasons = [f"{line.mutant.id}: {line.result.why}" for line in unknown]
     outcome = Outcome.FAIL if left else Outcome.UNKNOWN if unknown or why or not lines else Outcome.PASS
     return CellResult(
         **cell.facts(),
@@ -86,6 +88,6 @@ def _seen(line: Line) -> Seen:
         divergences=1,
         shown=1,
         tried=1,
-        first=f"{mutant.where} {mutant.function}: {mutant.what}\n{line_of(mutant, line.fate)}",
+        first=f"{mutant.where} {mutant.function}: {mutant.what}\n{line_of(mutant, line.result)}",
         reproducer=None,
     )

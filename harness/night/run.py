@@ -17,8 +17,8 @@ from pathlib import Path
 from harness.archive.disk import FULL
 from harness.archive.store import WriteError
 from harness.checks.describe import describe
+from harness.checks.ends import lost_by
 from harness.checks.findings import Finding, by_signature, root_signatures
-from harness.checks.ranks import lost_by
 from harness.contract.known_issues import ASSUMED
 from harness.contract.providers import JUDGED_BY, NOT_COMPARED
 from harness.contract.scenario import Scenario

@@ -15,6 +15,8 @@ from types import ModuleType
 from typing import Any
 
 from cases import pairs, recipes
+from cases.hybrid_weights import HybridRecipe
+from cases.mamba_weights import MambaRecipe
 from harness.both_sides import plugin_algorithm
 from harness.checks.describe import describe
 from harness.checks.evidence import tabulate
@@ -37,6 +39,7 @@ from reports.blame import where as where_made
 from reports.findings import around_of, roots_of
 
 TEMPLATE = Path(__file__).with_name("repro.py.txt")
+RECURRENT = (HybridRecipe, MambaRecipe)
 #: States of a request that was taken back, which nobody renewed (F-013).
 RESUMED = ("hidden_out-previous-row", "hidden_out-as-handed-over")
 DRAFTS = (Phase.DRAFT, Phase.DRAFT_PREFILL, Phase.EXTEND)
@@ -99,10 +102,10 @@ def exported(one: ScenarioResult, launch: Launch, *, name: str, form: str) -> st
     else:  # it did not boot, and is known for it
         signature, error = refused[0], refused[0].rpartition("Error: ")[2].splitlines()[0]
         what, show = f"the engine does not start: {error}", {"kind": "end", "error": _words(error), "site": ""}
-    rows = vendored.rows(launch.boot, sampled=any(not each.greedy for each in one.scenario.requests))
-    row = vendored.row_of(launch.boot)
     dtype = dtype_on(device, one.scenario.engine.dtype)
     recipe = pairs.RECIPES[pairs.on_device(one.scenario.checkpoint, device, dtype)]
+    sampled, recurrent = not all(each.greedy for each in one.scenario.requests), isinstance(recipe, RECURRENT)
+    rows, row = vendored.rows(launch.boot, sampled=sampled, recurrent=recurrent), vendored.row_of(launch.boot)
     sides = [launch] if launch.beside is None else [launch, launch.beside]
     given = {
         "device": device,

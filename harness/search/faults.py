@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from harness.both_sides.codes import placed
-from harness.search.fates import Asked, applied
+from harness.search.mutant_results import Asked, applied
 from harness.search.operators import Change, Lines, Ran, changes
 
 

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 
 from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS, Mutant
+from harness.checks.ends import lost_by
 from harness.checks.evidence import gather
-from harness.checks.ranks import lost_by
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.engines.errors import EngineError
-from harness.search.scoreboard import Fate, Score, Scoreboard, Step, undrivable
+from harness.search.mutants_report import Report, Score, Status, Step, undrivable
 
 if TYPE_CHECKING:
     from harness.driving.live import LiveEngines
     from harness.driving.results import ScenarioResult
 
-Report = Callable[[Step], None]
+Progress = Callable[[Step], None]
 
 
 def with_mutant(scenario: Scenario, mutant: Mutant, *, first: int = 1) -> Scenario:
@@ -63,28 +63,28 @@ class Campaign:
     engines: LiveEngines
     engine: str
     mutants: Sequence[Mutant]
-    report: Report = lambda _step: None
+    progress: Progress = lambda _step: None
     #: need of a mutant -> what is driven for it
     exercises: Mapping[str, Sequence[Scenario]] = field(default_factory=lambda: EXERCISES)
     scores: list[Score] = field(default_factory=list)
     unsound: list[str] = field(default_factory=list)
     _wrong: dict[str, str] = field(default_factory=dict)
 
-    def run(self) -> Scoreboard:
+    def run(self) -> Report:
         """Engine by engine: the exercises must pass without a mutant, before the mutants and again after them."""
         for mutants in by_engine(self.mutants):
             self._on_one_engine([mutant for mutant in mutants if self._can_run(mutant)])
-        return self._board()
+        return self._report()
 
-    def cut_off(self, why: str) -> Scoreboard:
+    def cut_off(self, why: str) -> Report:
         """What there is of a campaign that somebody ended: never a PASS."""
         asked = counted(len(self.scores), "mutant")
         self.unsound.append(f"{why}: {asked} of {len(self.mutants)} asked")
-        return self._board()
+        return self._report()
 
-    def _board(self) -> Scoreboard:
+    def _report(self) -> Report:
         order, asked = list(MUTANTS), {score.mutant.id for score in self.scores}
-        return Scoreboard(
+        return Report(
             engine=self.engine,
             scores=tuple(sorted(self.scores, key=lambda score: order.index(score.mutant.id))),
             unsound=tuple(self.unsound),
@@ -95,7 +95,7 @@ class Campaign:
         """Whether there is a sound exercise for it; noted as not run otherwise."""
         why = undrivable(mutant.needs, self.engine) or self._wrong_without(mutant.needs)
         if why:
-            self._note(Score(mutant=mutant, fate=Fate.NOT_RUN, why=why))
+            self._note(Score(mutant=mutant, status=Status.NOT_RUN, why=why))
         return not why
 
     def _wrong_without(self, need: str) -> str:
@@ -129,7 +129,7 @@ class Campaign:
 
     def _ask(self, mutant: Mutant, exercises: Sequence[Scenario]) -> Score:
         """Drive exercises until one shows the mutant."""
-        score = Score(mutant=mutant, fate=Fate.NOT_RUN, why="no exercise")
+        score = Score(mutant=mutant, status=Status.NOT_RUN, why="no exercise")
         for number, scenario in enumerate(exercises, 1):
             self._say(f"{mutant.id} in {scenario.name}")
             try:
@@ -137,20 +137,20 @@ class Campaign:
             except EngineError as error:
                 why = str(error).splitlines()[0]
                 self.unsound.append(why)  # whether it would have been killed, nobody knows
-                return Score(mutant=mutant, fate=Fate.NOT_RUN, examples=number, why=why)
+                return Score(mutant=mutant, status=Status.NOT_RUN, examples=number, why=why)
             score = judged(mutant, outcome, examples=number)
-            lost = score.fate is Fate.NOT_RUN and score.why != NOT_IN_GRAPHS
+            lost = score.status is Status.NOT_RUN and score.why != NOT_IN_GRAPHS
             self.unsound += [score.why] if lost else []  # its engine was ended from outside
-            if score.fate is not Fate.SURVIVED:
+            if score.status is not Status.SURVIVED:
                 break
         return score
 
     def _note(self, score: Score) -> None:
         self.scores.append(score)
-        self.report(Step(text=score.mutant.id, index=len(self.scores), total=len(self.mutants), score=score))
+        self.progress(Step(text=score.mutant.id, index=len(self.scores), total=len(self.mutants), score=score))
 
     def _say(self, text: str) -> None:
-        self.report(Step(text=text, index=len(self.scores) + 1, total=len(self.mutants)))
+        self.progress(Step(text=text, index=len(self.scores) + 1, total=len(self.mutants)))
 
 
 #: Why a mutant was not asked, though it was armed.
@@ -161,17 +161,17 @@ def judged(mutant: Mutant, outcome: ScenarioResult, *, examples: int) -> Score:
     """Killed if the run failed and one of the expected kinds is among what nothing earlier explains."""
     lost = next((why for event in outcome.trace.events if (why := lost_by(event))), "")
     if lost:
-        return Score(mutant=mutant, fate=Fate.NOT_RUN, why=lost)
+        return Score(mutant=mutant, status=Status.NOT_RUN, why=lost)
     if _idle(mutant, outcome) and mutant.replayed and outcome.scenario.engine.cuda_graph:
-        return Score(mutant=mutant, fate=Fate.NOT_RUN, why=NOT_IN_GRAPHS)
+        return Score(mutant=mutant, status=Status.NOT_RUN, why=NOT_IN_GRAPHS)
     kinds = outcome.verdict.root_kinds
     killed = outcome.verdict.outcome is Outcome.FAIL and bool(set(kinds) & set(mutant.kinds))
     broken = next((event for event in outcome.trace.events if "MutantBroken" in str(event.data.get("error", ""))), None)
-    fate = Fate.BROKEN if broken is not None else Fate.KILLED if killed else Fate.SURVIVED
-    why = "" if fate is Fate.KILLED else _why(mutant, outcome)
+    status = Status.BROKEN if broken is not None else Status.KILLED if killed else Status.SURVIVED
+    why = "" if status is Status.KILLED else _why(mutant, outcome)
     return Score(
         mutant=mutant,
-        fate=fate,
+        status=status,
         killed_by=killers(outcome),
         kinds=kinds,
         examples=examples,

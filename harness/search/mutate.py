@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from harness.checks.ranks import lost_by
+from harness.checks.ends import lost_by
 from harness.contract.scenario import Scenario
 from harness.contract.trace import ENDS, Trace
 from harness.contract.types import Divergence, Kind, Outcome
@@ -26,7 +26,7 @@ from harness.engines.engine import Engine
 from harness.engines.errors import DEFECT, EngineError, EngineNotClean, NoLease
 from harness.engines.process import Launch
 from harness.search.executed import CANARY, Sound, accepted, assume, digest, with_boot
-from harness.search.fates import Asked, End, Fate, applied, label
+from harness.search.mutant_results import Asked, Result, Status, applied, label
 from harness.search.tasks import Task
 
 #: A share of the usual deadlines: on a CPU 36 s for a step, 90 s for a boot; on a card, where many boot at once, twice
@@ -38,7 +38,7 @@ CROWDED = ("out of memory", "did not boot within")
 
 
 @dataclass(slots=True, kw_only=True)
-class Hunt:
+class MutantRunner:
     """One worker's engines, and what they are asked. package: the release's sglang; folder: for mutated files."""
 
     engines: LiveEngines
@@ -52,12 +52,12 @@ class Hunt:
     #: whether a scenario that was not followed passes without a mutant, by its id
     _clean: dict[str, bool] = field(default_factory=dict)
 
-    def ask(self, tasks: Sequence[Task]) -> list[Fate]:
+    def ask(self, tasks: Sequence[Task]) -> list[Result]:
         """What becomes of the mutants of tasks with the same scenarios."""
         found = [_Found.of(task) for task in tasks]
         for scenario in tasks[0].scenarios:
             self._ask_in(scenario, [one for one in found if one.goes_on])
-        return [one.fate() for one in found]
+        return [one.result() for one in found]
 
     def _ask_in(self, scenario: Scenario, found: Sequence[_Found]) -> None:
         """All at once first, where there are several: what shows nothing of all shows nothing of one."""
@@ -111,7 +111,7 @@ class Hunt:
                     return None  # what nobody followed, and no engine boots for here, says nothing of a mutant
                 return found.not_booted(scenario, error)
             if not functions:
-                return found.say(End.ERROR, scenario, why="no function of the engine is of the changed line")
+                return found.say(Status.ERROR, scenario, why="no function of the engine is of the changed line")
             logs = self._logs()
             try:
                 trace = self._drive(engine, scenario)
@@ -120,7 +120,7 @@ class Hunt:
             except EngineError as error:
                 return found.refused(scenario, str(error))
             except Exception as error:  # as in `_judge`
-                return found.say(End.ERROR, scenario, why=f"reading: {type(error).__name__}: {error}")
+                return found.say(Status.ERROR, scenario, why=f"reading: {type(error).__name__}: {error}")
             if self._watched(scenario):
                 alarm = any(ALARM in log.read_text(errors="replace")[size:] for log, size in logs.items())
                 found.canary = bool(found.canary) or alarm
@@ -134,7 +134,7 @@ class Hunt:
         try:
             outcome = self.engines.judge(scenario, trace, release=self.release, revert=None)
         except Exception as error:  # rows that nothing of ours expected: a defect of ours, and no kill
-            found.say(End.ERROR, scenario, why=f"judging: {type(error).__name__}: {error}")
+            found.say(Status.ERROR, scenario, why=f"judging: {type(error).__name__}: {error}")
             return
         if outcome.verdict.outcome is not Outcome.PASS and sound is None and not self._passes(scenario):
             return  # it does not pass without the mutant either, and says nothing
@@ -217,7 +217,7 @@ class _Found:
 
     mutants: Sequence[Asked]
     stage: str
-    end: End = End.SURVIVED
+    end: Status = Status.SURVIVED
     asked: list[str] = field(default_factory=list)
     said: dict[str, Any] = field(default_factory=dict)
     boots: int = 0
@@ -249,12 +249,12 @@ class _Found:
     @property
     def goes_on(self) -> bool:
         """Whether another scenario may still show it."""
-        return self.end in (End.SURVIVED, End.UNKNOWN)
+        return self.end in (Status.SURVIVED, Status.UNKNOWN)
 
     @property
     def unseen(self) -> bool:
         """Whether nothing of them was seen, by nobody."""
-        return self.end is End.SURVIVED and not (self.rows or self.text or self.canary)
+        return self.end is Status.SURVIVED and not (self.rows or self.text or self.canary)
 
     def share(self, found: Sequence[_Found]) -> None:
         """What several took, in equal parts; and, where nothing was seen of them, that so it is of each."""
@@ -274,19 +274,19 @@ class _Found:
             self.accepted = _sum(self.accepted, accepted(outcome))
             self.sound = _sum(self.sound, (sound.tokens, sound.verifies))
         if lost := next((why for event in outcome.trace.events if (why := lost_by(event))), ""):
-            self.say(End.NOT_RUN, outcome.scenario, why=lost.splitlines()[0])
+            self.say(Status.NOT_RUN, outcome.scenario, why=lost.splitlines()[0])
         elif outcome.verdict.outcome is Outcome.FAIL:
-            self.say(End.KILLED, outcome.scenario, **_first(outcome))
+            self.say(Status.KILLED, outcome.scenario, **_first(outcome))
         elif outcome.verdict.outcome is Outcome.UNKNOWN:
-            self.say(End.UNKNOWN, outcome.scenario, why="; ".join(outcome.verdict.reasons[:2]))
+            self.say(Status.UNKNOWN, outcome.scenario, why="; ".join(outcome.verdict.reasons[:2]))
 
     def not_booted(self, scenario: Scenario, error: EngineError) -> None:
         """Only one that boots with the mutant says something of it."""
         said = str(error)
         if not self.captured:
-            return self.say(End.ERROR, scenario, why=f"without the mutant: {said.splitlines()[0]}")
+            return self.say(Status.ERROR, scenario, why=f"without the mutant: {said.splitlines()[0]}")
         if isinstance(error, NoLease) or any(words in said for words in CROWDED):
-            return self.say(End.ERROR, scenario, why=said.splitlines()[0])
+            return self.say(Status.ERROR, scenario, why=said.splitlines()[0])
         return self.refused(scenario, said)
 
     def refused(self, scenario: Scenario, error: str) -> None:
@@ -294,15 +294,15 @@ class _Found:
         lines = error.splitlines()
         line = next((one.strip() for one in reversed(lines) if "Error" in one), lines[0])
         if DEFECT in lines[0]:
-            self.say(End.ERROR, scenario, why=lines[0])
+            self.say(Status.ERROR, scenario, why=lines[0])
         else:
-            self.say(End.KILLED, scenario, check="engine", kinds=("CRASH",), why=line)
+            self.say(Status.KILLED, scenario, check="engine", kinds=("CRASH",), why=line)
 
-    def say(self, end: End, scenario: Scenario, **said: Any) -> None:
+    def say(self, end: Status, scenario: Scenario, **said: Any) -> None:
         self.end, self.said = end, {"scenario": scenario.name, **said}
 
-    def fate(self) -> Fate:
-        return Fate(
+    def result(self) -> Result:
+        return Result(
             id=self.name,
             end=self.end,
             stage=self.stage,

@@ -16,7 +16,7 @@ from harness.contract.scenario import Scenario
 from harness.driving.adapt import NOTHING, Wanted, adapted
 from harness.driving.refusals import refusal
 from harness.search.executed import Sound, usable
-from harness.search.fates import Asked, Fate, joined, label
+from harness.search.mutant_results import Asked, Result, joined, label
 
 #: Followed scenarios of a mutant's first boot configuration, and of each other (`_a_family`). Then come the fixed ones
 #: of all of these that were not followed.
@@ -48,16 +48,16 @@ class Task:
     mutant: Asked
     stage: str
     scenarios: tuple[Scenario, ...]
-    before: Fate | None = None
+    before: Result | None = None
 
-    def after(self, fate: Fate | None) -> Task | None:
+    def after(self, result: Result | None) -> Task | None:
         """What is left of it, with what is known of the mutant by now; None where nothing is."""
-        if fate is None:
+        if result is None:
             return self
-        if not fate.goes_on:
+        if not result.goes_on:
             return None
-        left = tuple(one for one in self.scenarios if label(one) not in fate.asked)
-        return Task(mutant=self.mutant, stage=self.stage, scenarios=left, before=fate) if left else None
+        left = tuple(one for one in self.scenarios if label(one) not in result.asked)
+        return Task(mutant=self.mutant, stage=self.stage, scenarios=left, before=result) if left else None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Waiting:
     """
 
     rounds: list[list[Task]]
-    known: dict[str, Fate]
+    known: dict[str, Result]
     _taken: Counter[str] = field(default_factory=Counter)
 
     def take(self) -> list[Task]:
@@ -87,9 +87,9 @@ class Waiting:
                 return batch
         return []
 
-    def give(self, batch: Iterable[Task], fates: Iterable[Fate]) -> list[Fate]:
+    def give(self, batch: Iterable[Task], results: Iterable[Result]) -> list[Result]:
         """What became of those that were taken, and all that is known of them by now."""
-        for task, now in zip(batch, fates, strict=True):
+        for task, now in zip(batch, results, strict=True):
             self.known[now.id] = joined(self.known.get(now.id), task.before, now)
             self._taken[now.id] -= 1
         return [self.known[task.mutant.id] for task in batch]

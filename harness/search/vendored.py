@@ -12,33 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from harness.both_sides import compat
+from harness.search.reachable import PREFIX, reachable
 
 ENGINE_SIDE = Path(__file__).parents[1] / "engine_side"
 KERNELS = ENGINE_SIDE / "replacement_kernels"
+OF_PATCHES = tuple(sorted(file.stem for file in KERNELS.glob("patches_*.py")))
 #: Patches that are left out: attention runs as SGLang's own interpreted kernel; the others are of models and requests
 #: that an exported file has not. And those that only a batch that samples needs.
 LEFT_OUT, SAMPLED = ("attention", "config_dtype", "token_mask"), ("sampling", "sampled_path", "murmur")
 #: Asked for by whoever asks for determinism.
 EVERYWHERE = (("sglang.srt.batch_invariant_ops", "batch_invariant", "enable_batch_invariant_mode"),)
 
-_CPU = '''"""What has no CPU build: each function below changes one module of SGLang, once that is imported."""
+_CPU = '''"""What has no CPU build: each kernel or patch changes one module of SGLang, once that is imported."""
 
 from __future__ import annotations
 
-import inspect
-import types
 from typing import Any, Callable
 
-import torch
 {imports}
-
-{functions}
-
-class Cpu:
-    def _note(self, *_what: str) -> None:
-        pass
-
-{methods}
 
 KERNELS: dict[str, dict[str, Callable[..., Any]]] = {{{kernels}}}
 
@@ -47,7 +38,7 @@ def patch(module: Any, what: str, argument: str) -> None:
     for name, kernel in KERNELS.get(what, {{}}).items():
         setattr(module, name, kernel)
     if what not in KERNELS:
-        getattr(Cpu(), f"_patch_{{what}}")(module, argument)
+        PATCHES[what](module, argument, lambda *_what: None)
 '''
 
 
@@ -57,41 +48,48 @@ def row_of(boot: Mapping[str, Any]) -> compat.Release:
     return compat.multi_layer(row) if boot["layered"] else row
 
 
-def rows(boot: Mapping[str, Any], *, sampled: bool) -> list[dict[str, Any]]:
-    """For each range of releases from its first on: where requests are taken, and what a CPU needs; oldest first."""
+def rows(boot: Mapping[str, Any], *, sampled: bool, recurrent: bool) -> list[dict[str, Any]]:
+    """For each range of releases from its first on: where requests are taken, and what a CPU needs; oldest first.
+
+    sampled: some request draws its tokens. recurrent: the target keeps recurrent states.
+    """
     found = []
     for row in reversed(compat.RELEASES):
         if row.overlap not in (None, boot["overlap"]) or (boot["layered"] and row.generation == "v1"):
             continue
         whole = compat.multi_layer(row) if boot["layered"] else row
-        patches = _patches(boot, whole, sampled) if boot["device"] == "cpu" else []
+        patches = _patches(boot, whole, sampled, recurrent) if boot["device"] == "cpu" else []
         found.append({"first": compat.parse(row.first), "gate": row.gate, "patches": patches})
     return found
 
 
-def _patches(boot: Mapping[str, Any], row: compat.Release, sampled: bool) -> list[compat.Patch]:
+def _patches(boot: Mapping[str, Any], row: compat.Release, sampled: bool, recurrent: bool) -> list[compat.Patch]:
     ranks = row.dp_patches if boot["arguments"]["enable_dp_attention"] else ()
     overlap = compat.PATCHES["overlap"] if boot["overlap"] else ()
     left_out = (*LEFT_OUT, *(() if sampled else SAMPLED))
-    return [patch for patch in (*EVERYWHERE, *row.patches, *ranks, *overlap) if patch[1] not in left_out]
+    of_others = () if recurrent else (*compat.PATCHES["recurrent"], *compat.PATCHES["kept_states"])
+    asked = (*EVERYWHERE, *row.patches, *ranks, *overlap)
+    return [patch for patch in asked if patch[1] not in left_out and patch not in of_others]
 
 
 def cpu_modules(patches: Iterable[compat.Patch]) -> dict[str, str]:
-    """Module name -> source, in the order of need: kernels in plain torch, and `cpu`, which puts them in."""
+    """Module name -> source, in the order of need: kernels in plain torch, patches, and `cpu`, which puts them in."""
     whats = sorted({what for _, what, _ in patches})
-    source = (KERNELS / "cpu_ops.py").read_text(encoding="utf-8")
-    nodes = ast.parse(source).body
+    nodes = ast.parse((KERNELS / "cpu_ops.py").read_text(encoding="utf-8")).body
     kernels, homes = _kernels(nodes), _homes(nodes)
     needed = {what: kernels[what] for what in whats if what in kernels}
     names = sorted({name for table in needed.values() for name in table.values()})
-    modules = {home: (KERNELS / f"{home}.py").read_text(encoding="utf-8") for home in sorted({homes[n] for n in names})}
-    methods = "\n".join(_of(source, nodes, "CpuOps", f"_patch_{what}") for what in whats if what not in kernels)
-    helpers = [name for name in ("_Seen", "_on_cpu") if re.search(rf"\b{name}\(", methods)]
+    sources = _beside(*sorted({homes[name] for name in names}), "cpu_experts", "patches", "torch_views", *OF_PATCHES)
+    defined = {one: re.findall(r"^def (\w+)\(", text, re.MULTILINE) for one, text in sources.items()}
+    roots = [(homes[name], name) for name in names] + [("patches", "PATCHES")]
+    roots += [(one, what) for one, its in defined.items() for what in whats if one in OF_PATCHES and what in its]
+    modules = reachable(sources, roots)
+    imports = [f"from {PREFIX}{homes[name]} import {name}" for name in names]
+    imports.append(f"from {PREFIX}patches import PATCHES")
+    imports += [f"import {PREFIX}{one}" for one in OF_PATCHES if one in modules]
     return modules | {
         "cpu": _CPU.format(
-            imports="".join(f"from repro_{homes[name]} import {name}\n" for name in names),
-            functions="\n\n".join(_of(source, nodes, name) for name in helpers),
-            methods=methods,
+            imports="\n".join(imports),
             kernels=", ".join(f"{what!r}: {_table(table)}" for what, table in needed.items()),
         )
     }
@@ -99,11 +97,17 @@ def cpu_modules(patches: Iterable[compat.Patch]) -> dict[str, str]:
 
 def moved_modules() -> dict[str, str]:
     """What carries a hand-over, in the order of need."""
-    sources = {name: (ENGINE_SIDE / "transfer_backend" / f"{name}.py").read_text() for name in ("files", "classes")}
-    return {
-        name: re.sub(r"^from \.(\w+) import", r"from repro_\1 import", text, flags=re.M)
-        for name, text in sources.items()
-    }
+    return {name: _source(ENGINE_SIDE / "transfer_backend" / f"{name}.py") for name in ("files", "classes")}
+
+
+def _beside(*names: str) -> dict[str, str]:
+    return {name: _source(KERNELS / f"{name}.py") for name in names}
+
+
+def _source(file: Path) -> str:
+    """Its text, importing what stands beside it from a file's own modules."""
+    text = re.sub(r"^from \.(\w+) import", rf"from {PREFIX}\1 import", file.read_text(encoding="utf-8"), flags=re.M)
+    return re.sub(r"^from \. import (\w+)$", rf"import {PREFIX}\1 as \1", text, flags=re.M)
 
 
 def _table(table: Mapping[str, str]) -> str:
@@ -132,12 +136,3 @@ def _homes(nodes: Sequence[ast.stmt]) -> dict[str, str]:
         if isinstance(node, ast.ImportFrom) and node.level == 1
         for name in node.names
     }
-
-
-def _of(source: str, nodes: Sequence[ast.stmt], *path: str) -> str:
-    """The source of a function or class, or of a method."""
-    for name in path:
-        node = next(one for one in nodes if getattr(one, "name", "") == name)
-        nodes = getattr(node, "body", [])
-    lines = source.splitlines(keepends=True)[node.lineno - 1 : node.end_lineno]
-    return "".join(lines)

@@ -20,8 +20,8 @@ from harness.contract.scenario import Scenario
 from harness.driving.live import LiveEngines
 from harness.engines.envs import EngineEnv
 from harness.search.executed import One, Sound, follow, watch
-from harness.search.fates import Asked, Fate
-from harness.search.mutate import Hunt
+from harness.search.mutant_results import Asked, Result
+from harness.search.mutate import MutantRunner
 from harness.search.tasks import Place, Task, Waiting, rounds
 
 
@@ -62,13 +62,13 @@ class Boot:
 
 
 #: What a worker was given, and what came of it.
-_Came = tuple[list[Task], list[Fate] | BaseException]
-_hunt: Hunt
+_Came = tuple[list[Task], list[Result] | BaseException]
+_runner: MutantRunner
 
 
 def _start(setup: Setup) -> None:
     """In a worker: engines end with their process, since whoever lost its control side ends itself."""
-    global _hunt
+    global _runner
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks is interrupted, and ends its workers
     engines = LiveEngines(
         environment=lambda _version: setup.env,
@@ -78,7 +78,7 @@ def _start(setup: Setup) -> None:
         logs=setup.folder / "logs" / str(os.getpid()),
         copies=True,
     )
-    _hunt = Hunt(
+    _runner = MutantRunner(
         engines=engines,
         package=setup.package,
         folder=setup.folder / "mutated" / str(os.getpid()),
@@ -89,14 +89,14 @@ def _start(setup: Setup) -> None:
 
 def _follow(boot: Boot) -> list[One]:
     """On one engine, and then on one with SGLang's own canary."""
-    new = [follow(_hunt.engines, scenario, family) for family, scenario in boot.unknown]
+    new = [follow(_runner.engines, scenario, family) for family, scenario in boot.unknown]
     if (quick := boot.unwatched(new)) is None:
         return new
-    return [one for one in new if one is not quick] + [watch(_hunt.engines, quick)]
+    return [one for one in new if one is not quick] + [watch(_runner.engines, quick)]
 
 
-def _ask(tasks: Sequence[Task]) -> list[Fate]:
-    return _hunt.ask(tasks)
+def _ask(tasks: Sequence[Task]) -> list[Result]:
+    return _runner.ask(tasks)
 
 
 def follow_all(setup: Setup, boots: Sequence[Boot], *, workers: int) -> Iterator[list[One]]:
@@ -106,8 +106,8 @@ def follow_all(setup: Setup, boots: Sequence[Boot], *, workers: int) -> Iterator
 
 
 def ask_all(
-    setup: Setup, mutants: Sequence[Asked], known: dict[str, Fate], *, explained: Collection[str], workers: int
-) -> Iterator[Fate]:
+    setup: Setup, mutants: Sequence[Asked], known: dict[str, Result], *, explained: Collection[str], workers: int
+) -> Iterator[Result]:
     """Fates as they are known: of a survivor once more after each boot configuration. known: by mutant, kept here."""
     every = rounds(
         mutants, setup.sounds, place=setup.place, examples=setup.examples, seed=setup.seed, explained=explained
@@ -123,14 +123,14 @@ def ask_all(
                 busy += 1
             if not busy:
                 return
-            batch, fates = done.get()
-            if isinstance(fates, BaseException):
-                raise fates
+            batch, results = done.get()
+            if isinstance(results, BaseException):
+                raise results
             busy -= 1
-            yield from waiting.give(batch, fates)
+            yield from waiting.give(batch, results)
 
 
-def _came(done: SimpleQueue[_Came], batch: list[Task], came: list[Fate] | BaseException) -> None:
+def _came(done: SimpleQueue[_Came], batch: list[Task], came: list[Result] | BaseException) -> None:
     done.put((batch, came))
 
 

@@ -4,10 +4,9 @@
 
 JSON: {"environment", "arguments", "optional", "lease", "replaced", "waves", "prompts", "tokens", "images"}. lease: what
 to hold of a card for each rank of each stage, or null. replaced: the boot record by which replacement kernels are put
-in, in each process, where a CPU has none of SGLang's; or null. waves: how
-many prompts are generated together, before the prefix cache is flushed and the next ones are. images: empty, or for
-each prompt the rows [n,h] of its images, as Qwen2.5-VL takes them from whoever has computed them, one place each; or
-null.
+in, in each process, where a CPU has none of SGLang's or a sparse indexer may lack its scores; or null. waves: how many
+prompts are generated together, before the prefix cache is flushed and the next ones are. images: empty, or for each
+prompt the rows [n,h] of its images, as Qwen2.5-VL takes them from whoever has computed them, one place each; or null.
 
 Run by SGLang's own Python; standard library and SGLang only. The last line says what came back, as JSON.
 """

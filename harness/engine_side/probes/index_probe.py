@@ -2,8 +2,9 @@
 
 One JSON line a call: {"queries", "mode", "tokens", "positions", "left", "wrong"}. queries: the sum of the layer's query
 weights, by which whoever has the checkpoint knows the layer. left: of each row the positions up to its own that were
-not chosen. wrong: how many of its places are no position that it sees, or one that it has twice. Waits for the device
-at each call; inside a CUDA graph no Python runs, and nothing is recorded.
+not chosen. wrong: how many of its places are no position that it sees, or one that it has twice. Both are empty where
+it was not asked to choose, as for the first rows of a prompt, which see fewer than it takes. Waits for the device at
+each call; inside a CUDA graph no Python runs, and nothing is recorded.
 
 Engine side: torch only. It must not change any value SGLang computes.
 """
@@ -59,18 +60,19 @@ class IndexProbe:
             indexer: Any, x: Any, q_lora: Any, positions: Any, forward_batch: Any, *args: Any, **kwargs: Any
         ) -> Any:
             found = original(indexer, x, q_lora, positions, forward_batch, *args, **kwargs)
-            if found is not None and len(found) and not torch.cuda.is_current_stream_capturing():
+            if not torch.cuda.is_current_stream_capturing():
                 self._note(indexer, positions, forward_batch, found)
             return found
 
         return forward_cuda
 
-    def _note(self, indexer: Any, positions: torch.Tensor, batch: Any, found: torch.Tensor) -> None:
+    def _note(self, indexer: Any, positions: torch.Tensor, batch: Any, found: torch.Tensor | None) -> None:
         if id(indexer) not in self._named:
             self._named[id(indexer)] = float(indexer.wq_b.weight.double().sum())
         places, left, wrong = positions.tolist(), list[list[int]](), list[int]()
-        for request, rows in _shares(batch, len(places)):
+        for request, rows in () if found is None or not len(found) else _shares(batch, len(places)):
             slots = self._table[request, : max(places[rows]) + 1].long() if places[rows] else None
+            assert found is not None
             for place, row in zip(places[rows], found[rows].long(), strict=True):
                 kept = torch.zeros(place + 1, dtype=torch.long, device=row.device)
                 row = row[row >= 0]

@@ -1,4 +1,4 @@
-"""What `eaglecheck mutants` finds out: the fate of every mutant, which checks showed it, and the verdict over all.
+"""What `eaglecheck mutants` finds out: the status of every mutant, which checks showed it, and the verdict over all.
 
 Records only. It must not drive an engine, must not print, and must not import torch.
 """
@@ -67,7 +67,7 @@ def undrivable(need: str, release: str) -> str:
     return UNDRIVABLE.get(need, "") or next(before, "")
 
 
-class Fate(StrEnum):
+class Status(StrEnum):
     """What became of a mutant."""
 
     KILLED = "KILLED"
@@ -81,7 +81,7 @@ class Score:
     """One mutant. killed_by: checks that show it, each by itself. examples: scenarios driven. why: if not killed."""
 
     mutant: Mutant
-    fate: Fate
+    status: Status
     killed_by: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
     examples: int = 0
@@ -90,7 +90,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scoreboard:
+class Report:
     """All scores of one campaign. unsound: what the engine showed without any mutant. whole: every mutant was asked."""
 
     engine: str
@@ -101,7 +101,7 @@ class Scoreboard:
     @property
     def by_check(self) -> dict[str, list[str]]:
         """Mutants each registered check killed."""
-        killed = [score for score in self.scores if score.fate is Fate.KILLED]
+        killed = [score for score in self.scores if score.status is Status.KILLED]
         return {name: [score.mutant.id for score in killed if name in score.killed_by] for name in CHECKS}
 
     @property
@@ -116,10 +116,10 @@ class Scoreboard:
 
         An unsound engine, none killed at all, or one that was asked for by name and not run, is UNKNOWN.
         """
-        fates = {score.fate for score in self.scores}
-        if fates & {Fate.SURVIVED, Fate.BROKEN}:
+        statuses = {score.status for score in self.scores}
+        if statuses & {Status.SURVIVED, Status.BROKEN}:
             return Outcome.FAIL
-        if self.unsound or Fate.KILLED not in fates or (not self.whole and Fate.NOT_RUN in fates):
+        if self.unsound or Status.KILLED not in statuses or (not self.whole and Status.NOT_RUN in statuses):
             return Outcome.UNKNOWN
         return Outcome.FAIL if self.idle_checks else Outcome.PASS
 
@@ -134,13 +134,13 @@ class Step:
     score: Score | None = None
 
 
-def document(board: Scoreboard) -> dict[str, Any]:
-    """The scoreboard as JSON; described in docs/json.md."""
+def document(report: Report) -> dict[str, Any]:
+    """The report as JSON; described in docs/json.md."""
     return {
         "schema": SCHEMA,
-        "engine": board.engine,
-        "verdict": str(board.outcome),
-        "unsound": list(board.unsound),
+        "engine": report.engine,
+        "verdict": str(report.outcome),
+        "unsound": list(report.unsound),
         "mutants": [
             {
                 "id": score.mutant.id,
@@ -151,13 +151,13 @@ def document(board: Scoreboard) -> dict[str, Any]:
                 "kinds": list(score.kinds),
                 "expected_kinds": list(score.mutant.kinds),
                 "examples": score.examples,
-                "engine": board.engine,
-                "verdict": str(score.fate),
+                "engine": report.engine,
+                "verdict": str(score.status),
                 "text_identical": score.text_identical,
                 "why": score.why,
             }
-            for score in board.scores
+            for score in report.scores
         ],
-        "checks": board.by_check,
+        "checks": report.by_check,
         "excused": dict(EXCUSED),
     }

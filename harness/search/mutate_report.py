@@ -13,11 +13,11 @@ from statistics import median
 from typing import Any
 
 from harness.contract.types import Outcome
-from harness.search.fates import Asked, Campaign, End, Explanation, Fate
+from harness.search.mutant_results import Asked, Campaign, Explanation, Result, Status
 
 SCHEMA = 1
 FLOORS = (0.95, 0.80)
-#: Fates as a board counts them; a survivor is what its explanation says.
+#: Fates as a report counts them; a survivor is what its explanation says.
 OPEN = "survived"
 
 
@@ -26,30 +26,30 @@ class Line:
     """One mutant that was asked."""
 
     mutant: Asked
-    fate: Fate
+    result: Result
     explained: Explanation | None
 
     @property
     def stands(self) -> str:
         """killed, equivalent, not executed, survived, unknown, error or not run."""
-        if self.fate.goes_on and self.explained is not None and self.explained.kind != "open":
+        if self.result.goes_on and self.explained is not None and self.explained.kind != "open":
             return self.explained.kind
-        return str(self.fate.end).lower()
+        return str(self.result.end).lower()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Board:
+class Report:
     """All that was asked of a campaign so far."""
 
     campaign: Campaign
     lines: tuple[Line, ...]
 
     @staticmethod
-    def of(campaign: Campaign, fates: Mapping[str, Fate], explained: Mapping[str, Explanation]) -> Board:
-        asked = [one for one in campaign.mutants if one.id in fates]
+    def of(campaign: Campaign, results: Mapping[str, Result], explained: Mapping[str, Explanation]) -> Report:
+        asked = [one for one in campaign.mutants if one.id in results]
         holding = {name: one for name, one in explained.items() if one.holds_in(campaign)}
-        lines = [Line(mutant=one, fate=fates[one.id], explained=holding.get(one.id)) for one in asked]
-        return Board(campaign=campaign, lines=tuple(lines))
+        lines = [Line(mutant=one, result=results[one.id], explained=holding.get(one.id)) for one in asked]
+        return Report(campaign=campaign, lines=tuple(lines))
 
     @property
     def counts(self) -> Counter[str]:
@@ -70,16 +70,16 @@ class Board:
 
     def beside(self) -> dict[str, int]:
         """Who would have seen how many of `faults` over the same runs. An engine that died or hung, everybody sees."""
-        seen: dict[str, Callable[[Fate], bool]] = {
-            "eaglecheck": lambda fate: fate.end is End.KILLED,
-            "text parity": lambda fate: fate.text,
+        seen: dict[str, Callable[[Result], bool]] = {
+            "eaglecheck": lambda result: result.end is Status.KILLED,
+            "text parity": lambda result: result.text,
             **{f"accept length below {floor:.0%}": _below(floor) for floor in FLOORS},
         }
-        if any(line.fate.canary is not None for line in self.lines):
-            seen["kv_canary"] = lambda fate: bool(fate.canary)
-        fates = [line.fate for line in self.faults]
-        return {name: sum(fate.ended or sees(fate) for fate in fates) for name, sees in seen.items()} | {
-            "engine died or hung": sum(fate.ended for fate in fates)
+        if any(line.result.canary is not None for line in self.lines):
+            seen["kv_canary"] = lambda result: bool(result.canary)
+        results = [line.result for line in self.faults]
+        return {name: sum(result.ended or sees(result) for result in results) for name, sees in seen.items()} | {
+            "engine died or hung": sum(result.ended for result in results)
         }
 
     def by(self, what: Callable[[Asked], str]) -> dict[str, Counter[str]]:
@@ -92,17 +92,17 @@ class Board:
     @property
     def seconds(self) -> tuple[float, float]:
         """(median, mean) of a mutant."""
-        spent = [line.fate.seconds for line in self.lines] or [0.0]
+        spent = [line.result.seconds for line in self.lines] or [0.0]
         return median(spent), sum(spent) / len(spent)
 
 
-def _below(floor: float) -> Callable[[Fate], bool]:
-    return lambda fate: fate.below(floor)
+def _below(floor: float) -> Callable[[Result], bool]:
+    return lambda result: result.below(floor)
 
 
-def document(board: Board) -> dict[str, Any]:
-    """The board as JSON; described in docs/json.md. `mutants` is read as that of `eaglecheck mutants` is."""
-    campaign = board.campaign
+def document(report: Report) -> dict[str, Any]:
+    """The report as JSON; described in docs/json.md. `mutants` is read as that of `eaglecheck mutants` is."""
+    campaign = report.campaign
     return {
         "schema": SCHEMA,
         "engine": campaign.engine,
@@ -110,16 +110,16 @@ def document(board: Board) -> dict[str, Any]:
         "families": list(campaign.families),
         "seed": campaign.seed,
         "drawn": len(campaign.mutants),
-        "verdict": str(board.outcome),
+        "verdict": str(report.outcome),
         "unsound": list(campaign.left_out),
-        "counts": dict(board.counts),
-        "counted": len(board.faults),
-        "beside": board.beside(),
-        "seconds": {"median": round(board.seconds[0], 1), "mean": round(board.seconds[1], 1)},
-        "by_file": _plain(board.by(lambda one: one.file)),
-        "by_operator": _plain(board.by(lambda one: one.operator)),
-        "by_check": dict(Counter(line.fate.check for line in board.lines if line.stands == "killed")),
-        "mutants": [_mutant(line, campaign.engine) for line in board.lines],
+        "counts": dict(report.counts),
+        "counted": len(report.faults),
+        "beside": report.beside(),
+        "seconds": {"median": round(report.seconds[0], 1), "mean": round(report.seconds[1], 1)},
+        "by_file": _plain(report.by(lambda one: one.file)),
+        "by_operator": _plain(report.by(lambda one: one.operator)),
+        "by_check": dict(Counter(line.result.check for line in report.lines if line.stands == "killed")),
+        "mutants": [_mutant(line, campaign.engine) for line in report.lines],
     }
 
 
@@ -128,21 +128,21 @@ def _plain(counts: Mapping[str, Counter[str]]) -> dict[str, dict[str, int]]:
 
 
 def _mutant(line: Line, engine: str) -> dict[str, Any]:
-    mutant, fate = line.mutant, line.fate
+    mutant, result = line.mutant, line.result
     return {
         "id": mutant.id,
         "what": f"{mutant.where} {mutant.function}: {mutant.operator}: {mutant.what}",
         "engine": engine,
         "captured": mutant.captured,
         "verdict": line.stands.upper(),
-        "killed_by": [fate.check] if fate.end is End.KILLED else [],
-        "text_identical": None if fate.ended else not fate.text,
+        "killed_by": [result.check] if result.end is Status.KILLED else [],
+        "text_identical": None if result.ended else not result.text,
         "explained": None if line.explained is None else line.explained.why,
-        **{name: value for name, value in fate.model_dump(mode="json").items() if name not in ("id", "end")},
+        **{name: value for name, value in result.model_dump(mode="json").items() if name not in ("id", "end")},
     }
 
 
 def worst(lines: Iterable[Line]) -> list[Line]:
     """Those somebody has to look at: unexplained survivors whose rows differ first."""
     left = [line for line in lines if line.stands in (OPEN, "unknown", "error")]
-    return sorted(left, key=lambda line: (line.stands, not line.fate.rows, line.mutant.file, line.mutant.line))
+    return sorted(left, key=lambda line: (line.stands, not line.result.rows, line.mutant.file, line.mutant.line))

@@ -18,7 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
 
-PLAN, SOUND, FATES = "plan.json", "sound.jsonl", "fates.jsonl"
+PLAN, SOUND, RESULTS = "plan.json", "sound.jsonl", "results.jsonl"
+#: What older campaigns call their results.
+OLD_RESULTS = "fates.jsonl"
 #: Survivors that somebody looked at and explained.
 EXPLAINED = Path(__file__).with_name("survivors.toml")
 
@@ -26,8 +28,8 @@ Count = Annotated[int, Field(ge=0)]
 Record = TypeVar("Record", bound=BaseModel)
 
 
-class End(StrEnum):
-    """What became of one."""
+class Status(StrEnum):
+    """Of a mutant."""
 
     KILLED = "KILLED"
     SURVIVED = "SURVIVED"
@@ -95,7 +97,7 @@ class Campaign(_Strict):
     mutants: tuple[Asked, ...]
 
 
-class Fate(_Strict):
+class Result(_Strict):
     """What became of a mutant, and what else would have said so over the same runs.
 
     stage: 'line', the quickest scenarios that execute it, 'family', others, 'asking', or 'generated'. check, row,
@@ -105,7 +107,7 @@ class Fate(_Strict):
     """
 
     id: str
-    end: End
+    end: Status
     stage: str = ""
     scenario: str = ""
     check: str = ""
@@ -131,7 +133,7 @@ class Fate(_Strict):
     @property
     def goes_on(self) -> bool:
         """Whether another scenario may still show it."""
-        return self.end in (End.SURVIVED, End.UNKNOWN)
+        return self.end in (Status.SURVIVED, Status.UNKNOWN)
 
     def below(self, floor: float) -> bool:
         """Whether the accept length fell under this share of what it is without the mutant."""
@@ -139,7 +141,7 @@ class Fate(_Strict):
         return bool(verifies and sound_verifies) and tokens * sound_verifies < floor * sound * verifies
 
 
-def joined(known: Fate | None, before: Fate | None, now: Fate) -> Fate:
+def joined(known: Result | None, before: Result | None, now: Result) -> Result:
     """All that is known of a mutant, where another worker went on with it too: known by now, before this one, after it.
 
     Who kills it first has the say. What it did in runs that came back later is no part of that.
@@ -152,7 +154,7 @@ def joined(known: Fate | None, before: Fate | None, now: Fate) -> Fate:
     }
     if not known.goes_on:
         return known.model_copy(update=spent)
-    said = now if now.end is not End.SURVIVED else known
+    said = now if now.end is not Status.SURVIVED else known
     seen = {"rows": known.rows or now.rows, "text": known.text or now.text}
     canaries = [one.canary for one in (known, now) if one.canary is not None]
     return said.model_copy(
@@ -212,14 +214,19 @@ def read_plan(folder: Path) -> Campaign:
         raise NoCampaign(f"it holds no mutants: its {PLAN} is damaged or not of `eaglecheck mutate`") from error
 
 
-def read_fates(folders: Iterable[Path]) -> dict[str, Fate]:
+def read_results(folders: Iterable[Path]) -> dict[str, Result]:
     """mutant -> what became of it; the last line counts where it was asked twice."""
-    return {fate.id: fate for folder in folders for fate in read_lines(folder / FATES, Fate)}
+    return {
+        result.id: result
+        for folder in folders
+        for name in (OLD_RESULTS, RESULTS)
+        for result in read_lines(folder / name, Result)
+    }
 
 
-def append(folder: Path, fate: Fate) -> None:
-    """What became of a mutant, for `read_fates`."""
-    add_line(folder / FATES, fate)
+def append(folder: Path, result: Result) -> None:
+    """What became of a mutant, for `read_results`."""
+    add_line(folder / RESULTS, result)
 
 
 def read_lines(path: Path, kind: type[Record]) -> list[Record]:

@@ -17,8 +17,8 @@ from harness.engines import envs
 from harness.engines.errors import EngineError
 from harness.search import mutants
 from harness.search.mutants import Campaign, judged
-from harness.search.scoreboard import EXCUSED, SINCE, Fate, Score, Scoreboard, document
-from harness.search.text import MutantLine, render_scoreboard
+from harness.search.mutants_report import EXCUSED, SINCE, Report, Score, Status, document
+from harness.search.text import MutantLine, render_mutants_report
 
 LATE = MUTANTS["draft-position-late"]
 BUSY = tuple(name for name in CHECKS if name not in EXCUSED)
@@ -45,61 +45,61 @@ def _killers(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "fate", "why"),
     [
-        (outcome(), Fate.KILLED, ""),
-        (outcome(kinds=("TOKEN",)), Fate.SURVIVED, "shown only by TOKEN; expected POSITION"),
-        (outcome(Outcome.PASS, kinds=()), Fate.SURVIVED, "PASS: 1 × something"),
-        (outcome(Outcome.UNKNOWN, kinds=()), Fate.SURVIVED, "UNKNOWN: 1 × something"),
-        (outcome(Outcome.UNKNOWN, kinds=(), lost="ended from outside: x"), Fate.NOT_RUN, "ended from outside: x"),
-        (outcome(Outcome.PASS, kinds=(), fired=0), Fate.SURVIVED, "it never acted in together"),
+        (outcome(), Status.KILLED, ""),
+        (outcome(kinds=("TOKEN",)), Status.SURVIVED, "shown only by TOKEN; expected POSITION"),
+        (outcome(Outcome.PASS, kinds=()), Status.SURVIVED, "PASS: 1 × something"),
+        (outcome(Outcome.UNKNOWN, kinds=()), Status.SURVIVED, "UNKNOWN: 1 × something"),
+        (outcome(Outcome.UNKNOWN, kinds=(), lost="ended from outside: x"), Status.NOT_RUN, "ended from outside: x"),
+        (outcome(Outcome.PASS, kinds=(), fired=0), Status.SURVIVED, "it never acted in together"),
         (
             outcome(kinds=("CRASH",), crash="MutantBroken: mutant x: KeyError"),
-            Fate.BROKEN,
+            Status.BROKEN,
             "MutantBroken: mutant x: KeyError",
         ),
     ],
 )
 def test_only_an_expected_kind_kills(given, fate, why):
     score = judged(LATE, given, examples=1)
-    assert (score.fate, score.why) == (fate, why)
-    assert fate is not Fate.NOT_RUN or score.killed_by == ()
+    assert (score.status, score.why) == (fate, why)
+    assert fate is not Status.NOT_RUN or score.killed_by == ()
 
 
 @pytest.mark.parametrize(
     ("name", "fired", "graphs", "fate"),
     [
-        ("adaptive-step-skipped", 0, True, Fate.NOT_RUN),
-        ("adaptive-step-skipped", 0, False, Fate.SURVIVED),
-        ("adaptive-step-skipped", 3, True, Fate.SURVIVED),
-        ("kept-in-old-order", 0, True, Fate.SURVIVED),  # between rounds, where Python runs
+        ("adaptive-step-skipped", 0, True, Status.NOT_RUN),
+        ("adaptive-step-skipped", 0, False, Status.SURVIVED),
+        ("adaptive-step-skipped", 3, True, Status.SURVIVED),
+        ("kept-in-old-order", 0, True, Status.SURVIVED),  # between rounds, where Python runs
     ],
 )
 def test_what_a_replay_does_not_run_was_not_asked_there(name, fired, graphs, fate):
     mutant = MUTANTS[name]
     given = outcome(Outcome.PASS, kinds=(), fired=fired, mutant=mutant, graphs=graphs)
-    assert judged(mutant, given, examples=1).fate is fate
+    assert judged(mutant, given, examples=1).status is fate
 
 
-def board(*fates, killed_by=BUSY, **more):
+def report(*statuses, killed_by=BUSY, **more):
     scores = [
-        Score(mutant=one, fate=fate, killed_by=killed_by if fate is Fate.KILLED else (), examples=1, why="so")
-        for one, fate in zip(MUTANTS.values(), fates, strict=False)
+        Score(mutant=one, status=fate, killed_by=killed_by if fate is Status.KILLED else (), examples=1, why="so")
+        for one, fate in zip(MUTANTS.values(), statuses, strict=False)
     ]
-    return Scoreboard(engine="0.5.23", scores=tuple(scores), **more)
+    return Report(engine="0.5.23", scores=tuple(scores), **more)
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (board(Fate.KILLED, Fate.NOT_RUN), Outcome.PASS),
-        (board(Fate.KILLED, Fate.SURVIVED), Outcome.FAIL),
-        (board(Fate.KILLED, Fate.BROKEN), Outcome.FAIL),
-        (board(Fate.KILLED, unsound=("x",)), Outcome.UNKNOWN),
-        (board(Fate.SURVIVED, unsound=("x",)), Outcome.FAIL),
-        (board(Fate.NOT_RUN), Outcome.UNKNOWN),
-        (board(), Outcome.UNKNOWN),
-        (board(Fate.KILLED, killed_by=BUSY[1:]), Outcome.FAIL),
-        (board(Fate.KILLED, killed_by=BUSY[1:], whole=False), Outcome.PASS),
-        (board(Fate.KILLED, Fate.NOT_RUN, whole=False), Outcome.UNKNOWN),
+        (report(Status.KILLED, Status.NOT_RUN), Outcome.PASS),
+        (report(Status.KILLED, Status.SURVIVED), Outcome.FAIL),
+        (report(Status.KILLED, Status.BROKEN), Outcome.FAIL),
+        (report(Status.KILLED, unsound=("x",)), Outcome.UNKNOWN),
+        (report(Status.SURVIVED, unsound=("x",)), Outcome.FAIL),
+        (report(Status.NOT_RUN), Outcome.UNKNOWN),
+        (report(), Outcome.UNKNOWN),
+        (report(Status.KILLED, killed_by=BUSY[1:]), Outcome.FAIL),
+        (report(Status.KILLED, killed_by=BUSY[1:], whole=False), Outcome.PASS),
+        (report(Status.KILLED, Status.NOT_RUN, whole=False), Outcome.UNKNOWN),
     ],
 )
 def test_campaign_passes_only_if_all_that_ran_are_killed_and_no_check_is_idle(given, expected):
@@ -107,7 +107,7 @@ def test_campaign_passes_only_if_all_that_ran_are_killed_and_no_check_is_idle(gi
 
 
 def test_document_says_who_kills_what_both_ways():
-    made = json.loads(json.dumps(document(board(Fate.KILLED, Fate.SURVIVED, killed_by=("walk",)))))
+    made = json.loads(json.dumps(document(report(Status.KILLED, Status.SURVIVED, killed_by=("walk",)))))
     assert made["schema"] == 1
     told = [(one["id"], one["verdict"], one["killed_by"], one["engine"]) for one in made["mutants"]]
     assert told == [
@@ -120,8 +120,8 @@ def test_document_says_who_kills_what_both_ways():
 
 def test_printed_scoreboard_names_survivors_idle_checks_and_what_to_type():
     stream = io.StringIO()
-    found = board(Fate.KILLED, Fate.SURVIVED, Fate.NOT_RUN, killed_by=BUSY[1:])
-    render_scoreboard(Console(file=stream, width=100), found, again="type {} again".format)
+    found = report(Status.KILLED, Status.SURVIVED, Status.NOT_RUN, killed_by=BUSY[1:])
+    render_mutants_report(Console(file=stream, width=100), found, again="type {} again".format)
     text = stream.getvalue()
     assert "SURVIVED: draft-position-late" in text
     assert "look again:  type draft-position-late again" in text
@@ -159,7 +159,7 @@ def drives(answers):
 def test_campaign_stops_at_the_first_scenario_that_shows_the_mutant():
     engines = drives({"joined-draft": outcome()})
     (score,) = Campaign(engines, "0.5.23", [LATE]).run().scores
-    assert (score.fate, score.examples) == (Fate.KILLED, 2)
+    assert (score.status, score.examples) == (Status.KILLED, 2)
     assert engines.asked == [
         *("together", "joined", "together-draft-position-late", "joined-draft-position-late", "together")
     ]
@@ -168,22 +168,22 @@ def test_campaign_stops_at_the_first_scenario_that_shows_the_mutant():
 def test_engine_that_fails_without_a_mutant_runs_none():
     engines = drives({"joined": outcome()})
     made = Campaign(engines, "0.5.23", [LATE]).run()
-    assert made.scores[0].fate is Fate.NOT_RUN
+    assert made.scores[0].status is Status.NOT_RUN
     assert made.outcome is Outcome.UNKNOWN
     assert "joined is FAIL without a mutant" in made.unsound[0]
 
 
-@pytest.mark.parametrize(("release", "fate"), [("0.5.12.post1", Fate.NOT_RUN), ("0.5.13", Fate.SURVIVED)])
+@pytest.mark.parametrize(("release", "fate"), [("0.5.12.post1", Status.NOT_RUN), ("0.5.13", Status.SURVIVED)])
 def test_tree_is_asked_only_of_releases_whose_tree_worker_is_sound(release, fate):
     made = Campaign(drives({}), release, [MUTANTS["mask-bit-lost"]]).run()
-    assert made.scores[0].fate is fate
+    assert made.scores[0].status is fate
     assert made.unsound == ()
 
 
 def test_mutant_that_the_engine_refuses_is_not_run():
     engines = drives({LATE.id: EngineError("the engine refused 'mutant': nothing to wrap")})
     (score,) = Campaign(engines, "0.5.23", [LATE]).run().scores
-    assert (score.fate, score.why) == (Fate.NOT_RUN, "the engine refused 'mutant': nothing to wrap")
+    assert (score.status, score.why) == (Status.NOT_RUN, "the engine refused 'mutant': nothing to wrap")
 
 
 def layered(release):
@@ -191,7 +191,7 @@ def layered(release):
     one = next(mutant for mutant in MUTANTS.values() if mutant.needs == "layers")
     made = Campaign(drives({}), release, [one]).run()
     stream = io.StringIO()
-    render_scoreboard(Console(file=stream, width=200), made, again=str)
+    render_mutants_report(Console(file=stream, width=200), made, again=str)
     return made, stream.getvalue().splitlines()
 
 
