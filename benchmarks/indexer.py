@@ -143,13 +143,11 @@ class Choices:
 def gathered(found: Iterator[Call], texts: Sequence[Sequence[int]], draft: int) -> list[Choices]:
     """Of each text, which were asked one after another; draft: number of the draft's layer. Draft steps, whose rows
     are nobody's text, are left out."""
-    choices, number, reached = [Choices() for _ in texts], -1, -1
+    choices, number = [Choices() for _ in texts], -1
     for call in found:
-        begins = call.mode == "EXTEND" and call.positions[0] == 0 and call.layer == 0
-        number += begins
-        reached = number
-        if 0 <= reached < len(texts) and call.mode != "DECODE":
-            choices[reached].take(call, texts[reached], drafts=call.layer == draft)
+        number += call.mode == "EXTEND" and call.positions[0] == 0 and call.layer == 0
+        if 0 <= number < len(texts) and call.mode != "DECODE":
+            choices[number].take(call, texts[number], drafts=call.layer == draft)
     return choices
 
 
