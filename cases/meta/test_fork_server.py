@@ -53,8 +53,7 @@ sys.path.insert(0, {str(ROOT)!r})
 from harness.engine_side.host.processes import uncollected_until_run
 
 def work():
-    gc.unfreeze()
-    print(imported_while, gc.isenabled(), gc.get_freeze_count() > 1000)
+    print(imported_while, gc.isenabled())
 
 if __name__ == "__mp_main__":
     uncollected_until_run()
@@ -113,7 +112,7 @@ def test_python_looks_for_garbage_from_when_everything_is_imported_and_only_in_w
     assert answer["frozen"] > 1000
     (tmp_path / "spawns.py").write_text(SPAWNS)
     done = subprocess.run([sys.executable, tmp_path / "spawns.py"], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "True", "True"], done.stderr
+    assert done.stdout.split() == ["False", "True"], done.stderr
 
 
 def test_how_a_forked_host_ended_can_be_read_by_others_until_it_is_waited_for(server, tmp_path):
