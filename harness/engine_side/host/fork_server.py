@@ -47,7 +47,6 @@ def serve(
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
     gc.collect()
     gc.freeze()  # what nobody looks at is never written to, so that the forked share it
-    gc.unfreeze = _stay_frozen
     wire.send(orders, {"op": "ready", "refused": refused(prepared)})
     while True:
         try:
@@ -60,13 +59,6 @@ def serve(
         elif _fork(orders):
             _become(order, imported)
             return str(order["path"]), prepared
-
-
-def _stay_frozen() -> None:
-    """In place of `gc.unfreeze`, by which SGLang ends each capture of graphs, to look through everything at once.
-
-    That is half a second of a processor behind each capture and before the next, and all memory would be copied.
-    """
 
 
 def _fork(orders: socket.socket) -> bool:
