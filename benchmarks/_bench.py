@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 from cases import checkpoints
 from harness.both_sides.leases import Request
 from harness.contract.scenario import Scenario
+from harness.contract.usage import UserError
 from harness.driving.oracle import Oracle
 from harness.driving.own_pair import OwnPair
 from harness.driving.pairs import checkpoint_pairs
 from harness.engines import envs
 from harness.engines.engine import Engine
 from harness.engines.launch import build_launch
+
+
+def ended(main: Callable[[], int | None]) -> NoReturn:
+    """Exit with what it returns; with its own code and one message for what a user can cause."""
+    try:
+        raise SystemExit(main())
+    except UserError as error:
+        print(f"{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
 
 
 def machine() -> str:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks._bench import booted, machine, oracle
+from benchmarks._bench import booted, ended, machine, oracle
 from cases import pairs
 from cases.recipes import Recipe
 from harness.archive.writer import RunWriter
@@ -230,4 +230,4 @@ def report(parts: dict[str, float], *, plain: str, title: str) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    ended(main)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from benchmarks._bench import ended
 from cases.families import FAMILIES
 from cases.fixed import DRAIN, submit
 from cases.pairs import RECIPES, pair_of
@@ -227,4 +228,4 @@ def fared(args: argparse.Namespace, root: Path) -> Bare:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    ended(main)

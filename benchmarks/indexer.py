@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks._bench import ended
 from cases.families import FAMILIES
 from cases.fixed import DRAIN, submit
 from cases.sparse_weights import RECIPE, written
@@ -322,4 +323,4 @@ def said(folder: Path, texts: Sequence[Sequence[int]], most: int) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    ended(main)

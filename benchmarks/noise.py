@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from benchmarks._bench import ended
 from harness.contract.noise import judge_states, measure
 
 HEAVY, HEAVY_COLUMNS, QUIET, VOCAB, THETA = 40.0, 2, 0.3, 512, 5e5
@@ -259,4 +260,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

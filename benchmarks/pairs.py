@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks._bench import machine
+from benchmarks._bench import ended, machine
 from cases import catalogue
 from cases.boots import Boot
 from cases.generation import generate, greedy
@@ -165,6 +165,17 @@ def _linked(issue: str) -> str:
     return f"[{issue}](../findings/{issue}.md)"
 
 
+def _check(folder: Path, names: Sequence[str]) -> None:
+    """UsageError for pairs that are not there."""
+    there = sorted(one.parent.name for one in folder.glob("*/pair.json"))
+    for name in names or [""]:
+        if not there or (name and name not in there):
+            raise UsageError(
+                f"{folder / name}: {'no pair.json' if name else 'no pairs'} there\n"
+                f"  allowed: {', '.join(there) or 'a folder that holds a folder for each pair'}"
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -172,6 +183,7 @@ def main() -> None:
     parser.add_argument("--engine", action="append", default=[])
     parser.add_argument("--table", type=Path)
     asked = parser.parse_args()
+    _check(asked.folder, asked.names)
     kept = asked.folder / "results"
     kept.mkdir(exist_ok=True)
     every = [one.parent.name for one in sorted(asked.folder.glob("*/pair.json"))]
@@ -191,4 +203,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

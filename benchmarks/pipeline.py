@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks._bench import ended
 from cases.families import FAMILIES
 from cases.fixed import DRAIN, submit
 from harness.both_sides import leases
@@ -115,4 +116,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    ended(main)

@@ -21,7 +21,7 @@ from unittest.mock import patch
 import torch
 from safetensors.torch import load_file, save_file
 
-from benchmarks._bench import machine
+from benchmarks._bench import ended, machine
 from cases import fixed
 from harness.cli import prepare
 from harness.contract.settings import SpecConfig
@@ -121,4 +121,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    ended(main)

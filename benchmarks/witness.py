@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from benchmarks._bench import machine
+from benchmarks._bench import ended, machine
 from cases import catalogue, checkpoints, fixed, pairs
 from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS
@@ -256,4 +256,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    ended(main)
