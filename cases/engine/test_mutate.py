@@ -10,6 +10,9 @@ SCENARIO = next(one for one in default_scenarios() if one.name == "finish-togeth
 FILE, MODULE = "srt/speculative/eagle_worker_v2.py", "sglang.srt.speculative.eagle_worker_v2"
 #: In the loop over draft steps.
 NEXT = "forward_batch.positions.add_(1)"
+#: Of a module that is imported before the scheduler is forked, and one of its functions.
+EARLY, EARLY_MODULE = "srt/managers/schedule_batch.py", "sglang.srt.managers.schedule_batch"
+FINISHED = "return self.finished_reason is not None"
 
 
 @pytest.mark.engine(boot=SCENARIO.boot_key())
@@ -41,4 +44,17 @@ def test_the_mutated_line_runs_and_the_engine_is_itself_again_afterwards(engines
     assert digest(drive(engine, SCENARIO)) == changed, "put in before the boot it is the same mutant"
     assert engine.swap() == 0
     assert digest(drive(engine, SCENARIO)) == digest(sound.trace)
+    engines.close()
+
+
+@pytest.mark.engine(boot=SCENARIO.boot_key())
+def test_functions_from_before_a_fork_are_changed_too(engines, tmp_path):
+    source = (engines.environment(engines.default).package / EARLY).read_text()
+    assert source.count(FINISHED) == 1, "the release changed: choose another line"
+    file = tmp_path / "mutated.py"
+    file.write_text(source.replace(FINISHED, "return 1 // 0"))
+    engine = engines.use(engines.launch(SCENARIO))
+    assert engine.swap({EARLY_MODULE: file}) == 1
+    (crash,) = drive(engine, SCENARIO).named("crash")
+    assert "ZeroDivisionError" in crash.data["error"]
     engines.close()

@@ -244,7 +244,7 @@ REFUSED = {
     },
     "fuzz-prompts-alone": (["fuzz", "--prompts", "file"], "name one:  --target FOLDER --draft FOLDER"),
     "fuzz-revert": (["fuzz", "--examples", "1", "--revert", "1"], "--revert 1"),
-    "fuzz-assumed": (["fuzz", "--examples", "1", "--assume", "F-999"], "F-999"),
+    "fuzz-assumed": (["fuzz", "--examples", "1", "--seed", "2", "--assume", "F-999"], "F-999"),
     "run-family-assumed": (["run", "--family", "tree", "--revert", "1"], "--revert 1"),
     "resume-nothing": (
         ["matrix", "--nights", "empty", "--engines", "0.5.13", "--cases", "pr25015", "--resume", "one"],

@@ -178,7 +178,7 @@ class Torn(Slow):
 def test_a_batch_whose_rows_do_not_fit_is_left_out_and_named():
     trace = drive(Torn(1), SCENARIO)
     (misfit,) = trace.named("misfit")
-    assert misfit.data == {"round": 98, "why": "3 rows in VERIFY of requests that have 2"}
+    assert misfit.data == {"round": 98, "why": "3 input_ids in VERIFY of requests that have 2 rows"}
     assert trace.rounds[-1].index == 99, "what came behind it is read"
     assert not len(trace.rows)
 

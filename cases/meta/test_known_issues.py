@@ -328,6 +328,7 @@ def ids(text, made, *, release, device="cuda", reasons=()):
 PREFILL_OFF, EXTEND_OFF = (f"NUMERIC:extend:{phase}:hidden_out-off" for phase in ("DRAFT_PREFILL", "EXTEND"))
 TARGET_OFF, TARGET_NAN = (f"NUMERIC:verify:PREFILL:hidden_out-{how}" for how in ("off", "nan"))
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+WINDOW = {"sliding_window": 4096, "use_sliding_window": True}
 STOP, NAN = "TOKEN:finish:ACCEPT:ran-past-stop", "NUMERIC:extend:EXTEND:hidden_out-nan"
 FEW = "CRASH:ledger:VERIFY:srt/speculative/eagle_worker_common.py:_compact_accept_to_front"
 FREED = "CRASH:ledger:DRAFT:srt/speculative/triton_ops/cache_locs.py:assign_extend_cache_locs_func"
@@ -438,7 +439,9 @@ def test_what_an_eagle3_head_lacks_or_says_elsewhere_is_seen(tmp_path, config, t
     [
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}, TARGET_OFF, "F-113"),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, TARGET_OFF, ""),
-        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 4096}, TARGET_OFF, ""),
+        ({"architectures": ["Qwen3ForCausalLM"], **WINDOW}, TARGET_OFF, "F-113"),
+        ({"architectures": ["Qwen3ForCausalLM"], **WINDOW, "use_sliding_window": False}, TARGET_OFF, ""),
+        ({"architectures": ["GptOssForCausalLM"], **WINDOW}, TARGET_OFF, ""),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, TARGET_OFF, "F-128"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, TARGET_OFF, "F-128"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, TARGET_OFF, ""),

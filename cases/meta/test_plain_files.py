@@ -185,6 +185,7 @@ def test_a_bundle_that_is_a_pipe(tmp_path):
 #: Modules in which a file is read otherwise, and whose it is.
 OURS = {
     "harness/archive/digests.py": "what was written a moment ago",
+    "harness/driving/own_source.py": "our own source",
     "harness/driving/checkpoint_files.py": "weights, of which only names and shapes are read, each checked before",
     "harness/driving/refusals.py": "a table of ours beside it",
     "reports/columns.py": "a table of ours beside it",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cases.meta.pretended_pip import quiet
+from harness.both_sides import leases
 from harness.engines import envs
 from harness.engines.dependencies import EnvError
 from harness.engines.envs import EngineEnv
@@ -27,6 +28,8 @@ ANSWER = {
 def interpreter(tmp_path, monkeypatch):
     """interpreter(body) stands in for the Python of every release; $3 is the file with what it was asked for."""
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
+    asked = leases.Request(share=1024, wait=60.0, folder=str(tmp_path), visible=None)
+    monkeypatch.setattr(leases, "request", lambda: asked)
     path = tmp_path / "python"
 
     def state(version: str) -> EngineEnv:

@@ -33,7 +33,7 @@ class DraftFacts:
     first has an input_layernorm and no hidden_norm. brings_embedding: an EAGLE-3 head as wide as its target has one.
     lacks_head: an EAGLE-3 head has a draft_vocab_size and no output head. layers_beside: it names layers outside of
     eagle_config alone. target_architecture: what it drafts for. target_rope_type: how its rotation is scaled, empty
-    where it is not. target_window: its config has a sliding_window. target_fp8_blocks: its weights are fp8 in blocks.
+    where it is not. target_window: it has a sliding window in use. target_fp8_blocks: its weights are fp8 in blocks.
     target_recurrent: some of its layers keep recurrent states. index_share: its steps attend one choice of a sparse
     indexer.
 

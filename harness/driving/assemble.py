@@ -35,6 +35,8 @@ EVENTS: dict[str, tuple[str, ...] | None] = {
 }
 #: Of those, the ones that do not say which rank of a tensor-parallel group reported them.
 OF_NO_RANK = ("handed", "unbuilt")
+#: What every forward has, an entry a row.
+INPUTS = ("input_ids", "positions", "cache_slots")
 #: Of a verified row, what rows of accepted tokens have as well.
 OF_A_REQUEST = ("committed", "round", "scheduler_step", "dp_rank", "attempt")
 
@@ -116,8 +118,9 @@ class Assembler:
     def _forward(self, message: Message, arrays: Arrays, place: _From) -> None:
         phase, lens = message["phase"], np.asarray(message["lens"], dtype=np.int64)
         count, ends = int(lens.sum()), np.cumsum(lens)
-        if len(arrays["input_ids"]) != count:
-            raise Misfit(f"{len(arrays['input_ids'])} rows in {phase} of requests that have {count}")
+        for name in INPUTS:
+            if len(arrays[name]) != count:
+                raise Misfit(f"{len(arrays[name])} {name} in {phase} of requests that have {count} rows")
         hidden_in = self.keep(f"hidden_in.{phase}", arrays.get("hidden_in"))
         hidden_out = self.keep(f"hidden_out.{phase}", arrays.get("hidden_out"))
         block = Block.of(

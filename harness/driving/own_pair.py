@@ -75,7 +75,8 @@ def draft_facts(target: Path, folder: Path) -> DraftFacts:
     return DraftFacts(
         target_architecture=drafted_for.architecture,
         target_rope_type=str(rotation.get("rope_type") or rotation.get("type") or ""),
-        target_window=isinstance(drafted_for.of_text("sliding_window"), int),
+        target_window=isinstance(drafted_for.of_text("sliding_window"), int)
+        and drafted_for.of_text("use_sliding_window") is not False,
         target_fp8_blocks=bool((drafted_for.config.get("quantization_config") or {}).get("weight_block_size")),
         target_recurrent=bool(drafted_for.recurrent),
         draft_architecture=one.architecture,

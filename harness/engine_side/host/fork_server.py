@@ -9,6 +9,7 @@ Engine side: standard library only. It must not know what is imported or what a 
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -44,6 +45,8 @@ def serve(
     with uncollected():
         prepared = prepare(order["boot"])
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    gc.collect()
+    gc.freeze()  # what nobody looks at is never written to, so that the forked share it
     wire.send(orders, {"op": "ready", "refused": refused(prepared)})
     while True:
         try:

@@ -32,16 +32,12 @@ def die_with_parent() -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """For imports, which leave hardly any garbage: a third of their time Python would look for some.
-
-    Behind them it looks for garbage in what comes then. What nobody looks at is never written to, so that forked
-    processes share it.
-    """
+    """For imports, which leave hardly any garbage: a third of their time Python would look for some."""
     gc.disable()
     try:
         yield
     finally:
-        _collect_what_comes()
+        gc.enable()
 
 
 def uncollected_until_run() -> None:
@@ -50,24 +46,10 @@ def uncollected_until_run() -> None:
     run = BaseProcess.run
 
     def collected(process: BaseProcess) -> None:
-        _collect_what_comes()
+        gc.enable()
         run(process)
 
     BaseProcess.run = collected  # type: ignore[method-assign, assignment]
-
-
-def _collect_what_comes() -> None:
-    gc.collect()
-    gc.freeze()
-    gc.unfreeze = _stay_frozen
-    gc.enable()
-
-
-def _stay_frozen() -> None:
-    """In place of `gc.unfreeze`, by which SGLang ends each capture of graphs, to look through everything at once.
-
-    That is half a second of a processor behind each capture and before the next.
-    """
 
 
 def connect(path: str) -> socket.socket:
