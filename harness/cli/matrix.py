@@ -41,6 +41,9 @@ def command(
         Path | None, typer.Option(help="Run a night: store it in this folder and compare it with the nights there.")
     ] = None,
     shard: Annotated[str | None, typer.Option(help="Only this part of the night, for example 2/3.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, max=512, help="Night: processes that drive its cells side by side. Default: 1.")
+    ] = None,
     resume: Annotated[
         str | None, typer.Option(help="Go on with a night or shard of that folder that was cut off, by its id.")
     ] = None,
@@ -86,6 +89,7 @@ def command(
             cases=cases,
             families=families,
             shard=shard,
+            jobs=jobs or 1,
             seconds=SECONDS if seconds is None else seconds,
             scenarios=SCENARIOS if scenarios is None else scenarios,
             mutants=mutants or 0,
@@ -101,7 +105,7 @@ def command(
         )
         return run_night(asked, console=console, json=json)
     only_nights: dict[str, object] = {"families": families, "shard": shard, "known": known_file, "seed": seed}
-    only_nights |= {"resume": resume}
+    only_nights |= {"resume": resume, "jobs": jobs}
     _refuse_given(only_nights | {"seconds": seconds, "scenarios": scenarios, "mutants": mutants, "repeats": repeats})
     versions = [envs.resolve(name) for name in _named("engines", engines, allowed=envs.SUPPORTED)]
     chosen = [catalogue.load(name) for name in _named("cases", cases, allowed=catalogue.names())]

@@ -30,7 +30,7 @@ SECONDS, SCENARIOS, REPEATS = 600.0, 120, 2
 #: Seeds are short enough to be typed again.
 SEEDS = 10**8
 #: Of a plan, what one sitting has and another has not.
-OF_A_SITTING = {"id", "created", "host"}
+OF_A_SITTING = {"id", "created", "host", "jobs"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,7 @@ class Asked:
     cases: str | None = None
     families: str | None = None
     shard: str | None = None
+    jobs: int = 1
     seconds: float = SECONDS
     scenarios: int = SCENARIOS
     mutants: int = 0
@@ -160,6 +161,7 @@ def planned(asked: Asked, cells: Sequence[Cell], shard: tuple[int, int]) -> Nigh
         scenarios=asked.scenarios,
         repeats=asked.repeats,
         shard=shard,
+        jobs=asked.jobs,
         planned=tuple(cell.key for cell in cells),
         costs=tuple(cell.cost for cell in cells),
         not_planned=tuple(_not_planned(cells, asked)),
@@ -207,7 +209,7 @@ def resumed(root: Path, name: str, todo: NightPlan) -> tuple[NightPlan, dict[str
             f"  now  {_short(now[key])}\n"
             "  a night is of one plan and one state of the code; without --resume another begins"
         )
-    return cut[name].plan, store.done(cut[name].folder)
+    return cut[name].plan.model_copy(update={"jobs": todo.jobs}), store.done(cut[name].folder)
 
 
 def _short(value: object) -> str:
@@ -215,17 +217,18 @@ def _short(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:100]}…"
 
 
-def ahead(cells: Sequence[Cell]) -> str:
+def ahead(cells: Sequence[Cell], *, jobs: int) -> str:
     """How many engines are booted for these cells, at least, and how long the generated ones may take."""
     boots = sum(len({one.boot_key() for one in cell.scenarios}) + (cell.draw is not None) for cell in cells)
     seconds = sum(cell.draw.seconds for cell in cells if cell.draw is not None)
-    return prepare.ahead(boots, seconds)
+    return prepare.ahead(boots, seconds, jobs=jobs)
 
 
 def share_of(todo: NightPlan) -> str:
     whole = counted(len(todo.planned), "cell")
     number, of = todo.shard
-    return whole if of == 1 else f"shard {number} of {of}, {len(todo.mine)} of {whole}"
+    share = whole if of == 1 else f"shard {number} of {of}, {len(todo.mine)} of {whole}"
+    return share if todo.jobs == 1 else f"{share}, in {todo.jobs} processes"
 
 
 def now() -> str:

@@ -5,7 +5,7 @@ It must not start an engine before everything that can be refused was refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,10 @@ from harness.cli.night_verdict import check_store, conclude, past_of, today
 from harness.cli.outcome import Exit, kept, typed_again
 from harness.contract.outputs import writable, write_json
 from harness.contract.words import counted
-from harness.driving.live import LiveEngines
 from harness.night import document, store
+from harness.night.jobs import Setup, drive
 from harness.night.judge import judge
 from harness.night.records import CellResult, Night, NightPlan
-from harness.night.run import Driver
 from harness.night.text import render_cell
 from reports.prose import say
 
@@ -38,54 +37,52 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     todo = planned(asked, cells, shard)
     check_store(asked.nights)
     writable(asked.nights, option="nights")
-    before: dict[str, CellResult] = {}
+    results: dict[str, CellResult] = {}
     if asked.resume is not None:
-        todo, before = resumed(asked.nights, asked.resume, todo)
-    share = [cell for cell in cells if cell.key in {*todo.mine} and cell.key not in before]
+        todo, results = resumed(asked.nights, asked.resume, todo)
+    share = [cell for cell in cells if cell.key in {*todo.mine} and cell.key not in results]
     versions, told = dict.fromkeys(cell.engine for cell in share), partial(say, console)
     environments = {version: prepare.engine_environment(version, told) for version in versions}
     folder = store.begin(asked.nights, todo, again=asked.resume is not None)
     say(console, f"night {todo.id}: {share_of(todo)}, seed {todo.seed}; kept in {folder}")
-    say(console, ahead(share), style="dim")
+    say(console, ahead(share, jobs=todo.jobs), style="dim")
     for line in todo.not_planned:
         say(console, f"not planned: {line}", style="dim")
 
-    def engines() -> LiveEngines:
-        return LiveEngines(
-            environment=environments.__getitem__,
-            default=cells[0].engine,
-            device=asked.device,
-            logs=folder / "logs",
-            lease=lease,
-            copies=True,
-            ahead=prepare.BOOTS_AHEAD[asked.device] if asked.boots_ahead is None else asked.boots_ahead,
-        )
-
-    def done(result: CellResult) -> None:
-        store.add(folder, result)
-        render_cell(console, result)
-
-    driver = Driver(
-        make=engines,
+    setup = Setup(
+        environments=environments,
         folder=folder,
         device=asked.device,
         revert=asked.revert,
         repeats=asked.repeats,
         wanted=asked.wanted,
-        done=done,
-        results=before,
+        lease=lease,
+        ahead=_ahead(asked),
     )
 
-    def left() -> str:
-        return _left(folder, todo, done=len(driver.results), seeded=asked.seed is not None)
+    def done(result: CellResult) -> None:
+        results[result.key] = result
+        store.add(folder, result)
+        render_cell(console, result)
 
-    with kept(json, lambda _stop: _by_now(driver, todo, asked.nights, entries), left=left):
-        driver.run(share)
-    night = Night(plan=todo, finished=now(), cells=tuple(driver.results[key] for key in todo.mine))
+    def left() -> str:
+        return _left(folder, todo, done=len(results), seeded=asked.seed is not None)
+
+    with kept(json, lambda _stop: _by_now(results, todo, asked.nights, entries), left=left):
+        drive(setup, share, jobs=asked.jobs, done=done)
+    night = Night(plan=todo, finished=now(), cells=tuple(results[key] for key in todo.mine))
     store.finish(folder, night)
     if todo.shard[1] > 1:
         return _shard_done(asked, night, console=console, json=json)
     return conclude(folder, night, root=asked.nights, entries=entries, console=console, json=json)
+
+
+def _ahead(asked: Asked) -> int:
+    """Engines that each process boots ahead: beside others one is enough, unless somebody wants more."""
+    if asked.boots_ahead is not None:
+        return asked.boots_ahead
+    most = prepare.BOOTS_AHEAD[asked.device]
+    return most if asked.jobs == 1 else min(most, 1)
 
 
 def _shard_done(asked: Asked, night: Night, *, console: Console, json: str | None) -> Exit:
@@ -97,9 +94,11 @@ def _shard_done(asked: Asked, night: Night, *, console: Console, json: str | Non
     return Exit.PASS
 
 
-def _by_now(driver: Driver, todo: NightPlan, root: Path, entries: Sequence[known.Entry]) -> dict[str, Any]:
+def _by_now(
+    results: Mapping[str, CellResult], todo: NightPlan, root: Path, entries: Sequence[known.Entry]
+) -> dict[str, Any]:
     """The cells that are done, judged as what they are: a part of a night."""
-    done = tuple(driver.results[key] for key in todo.mine if key in driver.results)
+    done = tuple(results[key] for key in todo.mine if key in results)
     if todo.shard[1] > 1:
         return document.shard_document(todo, done)
     part = Night(plan=todo, finished=now(), cells=done)

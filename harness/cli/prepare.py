@@ -337,7 +337,10 @@ def shard_of(text: str | None) -> tuple[int, int]:
     return (int(number), int(of))
 
 
-def ahead(boots: int, seconds: float | None) -> str:
-    """What a run of generated scenarios will cost: boots at half a minute to two each, and seconds of scenarios."""
+def ahead(boots: int, seconds: float | None, *, jobs: int = 1) -> str:
+    """What a run of generated scenarios will cost: boots at half a minute to two each, and seconds of scenarios.
+
+    jobs: how many processes may share that at best.
+    """
     drawn = f"; generated scenarios take at most {seconds / 60:.2g} min beside that" if seconds else ""
-    return f"boots {counted(boots, 'engine')} or more, in {max(boots // 2, 1)} to {boots * 2} min{drawn}"
+    return f"boots {counted(boots, 'engine')} or more, in {max(boots // (2 * jobs), 1)} to {boots * 2} min{drawn}"

@@ -75,6 +75,16 @@ class Cell:
         return f"{self.engine}/{self.kind}/{self.name}"
 
     @property
+    def configs(self) -> tuple[EngineConfig, ...]:
+        """The settings of its engines, those of the first one first."""
+        return (self.draw.boot.engine,) if self.draw is not None else tuple(one.engine for one in self.scenarios)
+
+    @property
+    def boot_key(self) -> str:
+        """Of its first engine."""
+        return self.draw.boot.boot_key() if self.draw is not None else self.scenarios[0].boot_key()
+
+    @property
     def cost(self) -> int:
         """About how many seconds it takes, for shares of a night that last alike."""
         if self.mutants is not None:

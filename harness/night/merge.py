@@ -39,6 +39,7 @@ def merge(shards: Sequence[Kept], *, root: Path, now: str) -> tuple[Path, Night]
             "id": new_id() if before is None else before.plan.id,
             "created": min(one.plan.created for one in shards),
             "shard": (1, 1),
+            "jobs": sum(shard.plan.jobs for shard in shards),
             "shards": ids,
         }
     )

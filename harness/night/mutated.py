@@ -5,6 +5,7 @@ A survivor that nobody explained is a finding of the night like any other, known
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -44,7 +45,11 @@ def ask(cell: Cell, wanted: Mutants, engines: LiveEngines, *, folder: Path) -> C
         mutants=tuple(draw(package, every.ran, count=wanted.count, seed=wanted.seed)),
     )
     runner = MutantRunner(
-        engines=engines, package=package, folder=folder / "mutated", sounds=every.sounds, release=cell.engine
+        engines=engines,
+        package=package,
+        folder=folder / "mutated" / str(os.getpid()),  # another process may be given the same line
+        sounds=every.sounds,
+        release=cell.engine,
     )
     results = dict[str, Result]()
     place = Place(release=cell.engine)

@@ -103,7 +103,8 @@ class NightPlan(_Strict):
 
     costs: about how many seconds each of them takes. not_planned: what was asked for and cannot be had, and why.
     seconds, scenarios: limits of each family's generated scenarios. shard: (number, of how many). source: digest of our
-    own files; it and costs are empty in a night of an earlier version. shards: ids of those that a whole night was put
+    own files; it and costs are empty in a night of an earlier version. jobs: processes side by side that drove it, or
+    its last part where it was cut off; all of its shards together. shards: ids of those that a whole night was put
     together from; empty where it ran in one.
     """
 
@@ -117,6 +118,7 @@ class NightPlan(_Strict):
     scenarios: int
     repeats: int
     shard: tuple[int, int]
+    jobs: Annotated[int, Field(ge=1)] = 1
     planned: Annotated[tuple[str, ...], Field(min_length=1)]
     costs: tuple[Count, ...] = ()
     not_planned: tuple[str, ...] = ()

@@ -54,24 +54,26 @@ class Driver:
     repeats: int = 2
     wanted: Wanted = field(default_factory=Wanted)
     done: Callable[[CellResult], None] = lambda _result: None
-    #: the cells that are done, by key
-    results: dict[str, CellResult] = field(default_factory=dict)
+    #: cells that come behind those it has, asked for before each
+    more: Callable[[], Sequence[Cell]] = tuple
     _live: LiveEngines | None = None
     #: the cells behind the one that is driven
     _later: list[Cell] = field(default_factory=list)
 
-    def run(self, cells: Sequence[Cell]) -> list[CellResult]:
-        """Results in the order of the cells; driven release by release, so that engines are used again."""
+    def run(self, cells: Sequence[Cell]) -> None:
+        """`done` hears of each; driven release by release, so that engines are used again."""
         self._later = sorted(cells, key=_neighbours)
         try:
-            while self._later:
-                cell = self._later.pop(0)
+            while self._take():
                 with disk(self.folder):
-                    self.results[cell.key] = self._cell(cell)
-                self.done(self.results[cell.key])
+                    result = self._cell(self._later.pop(0))
+                self.done(result)
         finally:
             self.close()
-        return [self.results[cell.key] for cell in cells]
+
+    def _take(self) -> bool:
+        self._later += self.more()
+        return bool(self._later)
 
     def close(self) -> None:
         if self._live is not None:
@@ -171,8 +173,7 @@ class Driver:
 
 
 def _neighbours(cell: Cell) -> tuple[str, str, str]:
-    boot = cell.draw.boot.boot_key() if cell.draw is not None else cell.scenarios[0].boot_key()
-    return (cell.engine, boot, ",".join(cell.assumes))
+    return (cell.engine, cell.boot_key, ",".join(cell.assumes))
 
 
 @dataclass(slots=True, kw_only=True)
