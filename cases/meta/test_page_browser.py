@@ -86,7 +86,7 @@ def test_a_page_without_a_verdict_begins_with_why_and_what_to_type(judged, chrom
         assert tab.page.locator("pre").all_inner_texts() == (["OSError: <b>libcuda</b>"] if judged else [])
         assert "eaglecheck run " in tab.page.locator(".command code").first.inner_text()
         tab.page.get_by_role("button", name="Copy").first.click()
-        assert tab.page.get_by_role("button", name="Copied").or_(tab.page.get_by_text("Select it by hand")).is_visible()
+        tab.page.get_by_role("button", name="Copied").or_(tab.page.get_by_text("Select it by hand")).wait_for()
         assert tab.complaints == []
 
 

@@ -232,7 +232,7 @@ def test_many(number, boot):
     assert held(machine) == ()
 
 
-def test_a_card_that_is_taken_fails_every_test_with_who_has_it_and_waits_once(run, machine):
+def test_a_card_that_is_taken_fails_every_test_with_who_has_it_and_waits_ever_shorter(run, machine):
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True) as stranger:
         try:
             machine.say(cards=[used(70000)], apps=[app(stranger.pid, name="train.py", mib=70000)])
@@ -244,4 +244,6 @@ def test_a_card_that_is_taken_fails_every_test_with_who_has_it_and_waits_once(ru
     assert "incomplete" not in done.stdout
     assert f"taken by process {stranger.pid} (train.py, 68.4 GiB), which is no engine of ours" in done.stdout
     waited = [int(seconds) for seconds in re.findall(r"no GPU lease of 4 GiB after (\d+) s", done.stdout)]
-    assert 0 < sum(seconds > 0 for seconds in waited) < sum(seconds == 0 for seconds in waited)
+    said, workers, longest = 2, 2, 2  # each is said in the test's failure and in the summary
+    assert longest <= sum(waited) / said <= workers * 2 * longest
+    assert waited.count(0) >= len(waited) / 2

@@ -38,7 +38,7 @@ def stranger(machine):
     process.wait()
 
 
-def test_a_run_on_a_taken_card_is_unknown_names_who_has_it_and_waits_once(work, stranger, monkeypatch):
+def test_a_run_on_a_taken_card_is_unknown_names_who_has_it_and_waits_ever_shorter(work, stranger, monkeypatch):
     monkeypatch.setenv("EAGLECHECK_GPU_WAIT", "2")
     done = call("run", "--device", "cuda", "--engine", "0.5.13", *BOTH, "--json", "out.json")
     assert done.exit_code == 3, done.output
@@ -48,7 +48,7 @@ def test_a_run_on_a_taken_card_is_unknown_names_who_has_it_and_waits_once(work, 
         assert f"taken by process {stranger.pid} (train.py, 68.4 GiB), which is no engine of ours" in one["reasons"][0]
     first, second = (int(one["reasons"][0].split(" after ")[1].split(" s:")[0]) for one in scenarios)
     assert first >= 2
-    assert second == 0
+    assert second < first
     assert "waiting for a GPU lease" in done.stdout
     assert "choose another card:  export CUDA_VISIBLE_DEVICES=UUID" in done.stdout
 

@@ -32,6 +32,8 @@ from harness.engines.process import Launch, Progress
 COPIES = "copied processes"
 #: One configuration is not booted more often than this without success: the next scenario hears the same at once.
 MOST_FAILED_BOOTS = 2
+#: Seconds below which it is not worth waiting for a lease: how often a card is looked at.
+LEAST_WAIT = 1.0
 #: MiB of the host's memory that must be free before an engine is booted ahead: twice what one takes.
 FREE_AHEAD = 6 << 10
 
@@ -157,7 +159,8 @@ class EnginePool:
             engine.close()
             if isinstance(error, NoLease) and self.lease is not None and not quiet:
                 self._patience = max(self._patience, self.lease.wait)
-                self.lease = replace(self.lease, wait=self.lease.wait / 2)
+                half = self.lease.wait / 2
+                self.lease = replace(self.lease, wait=half if half >= LEAST_WAIT else 0.0)
             raise
         finally:
             self._begun.remove(engine)
