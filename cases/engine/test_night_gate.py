@@ -57,8 +57,12 @@ def drive_night(engines, root, *cells, repeats=2):
     """(folder, the night) of these cells."""
     todo = nights.night(planned=[cell.key for cell in cells]).plan
     folder = store.begin(root, todo)
-    results = Driver(make=lambda: engines, folder=folder, repeats=repeats).run(cells)
-    return folder, nights.night(*results)
+    results = {}
+    driver = Driver(
+        make=lambda: engines, folder=folder, repeats=repeats, done=lambda one: results.update({one.key: one})
+    )
+    driver.run(cells)
+    return folder, nights.night(*(results[cell.key] for cell in cells))
 
 
 def fixed(release, *scenarios, name="eagle"):
