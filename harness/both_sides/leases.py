@@ -150,6 +150,13 @@ def take_each(asked: Request, *, count: int, say: Say) -> list[Lease]:
     return [take(replace(asked, visible=card.uuid), say=say) for card in cards[:count]]
 
 
+def hold_cards(asked: Request, *, count: int, say: Say) -> list[Lease]:
+    """`take_each`, after which this process and what it starts see no other card."""
+    held = take_each(asked, count=count, say=say)
+    os.environ[VISIBLE] = ",".join(lease.card.uuid for lease in held)
+    return held
+
+
 def _try_each(asked: Request, cards: Sequence[Card]) -> Lease | list[State | None]:
     """The first card with room, the emptiest first; else what every card looks like (None: another one is looking)."""
     seen: list[State | None] = []

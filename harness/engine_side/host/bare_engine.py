@@ -31,12 +31,10 @@ def name_package() -> None:
 
 def take_cards(given: dict[str, Any]) -> list[Any]:
     """Leases for as long as this process lives, and no other card is seen: an engine of ours elsewhere keeps off."""
-    from eaglecheck_engine.both_sides import gpus, leases
+    from eaglecheck_engine.both_sides import leases
 
     count = given["arguments"].get("tp_size", 1) * given["arguments"].get("pp_size", 1)
-    held = leases.take_each(leases.Request(**given["lease"]), count=count, say=lambda text: print(text, flush=True))
-    os.environ[gpus.VISIBLE] = ",".join(lease.card.uuid for lease in held)
-    return held
+    return leases.hold_cards(leases.Request(**given["lease"]), count=count, say=lambda text: print(text, flush=True))
 
 
 def replace_kernels(boot: dict[str, Any]) -> None:

@@ -31,12 +31,11 @@ def take_lease(sock: socket.socket, boot: dict[str, Any]) -> list[Any]:
         wire.send(sock, {"op": "waiting", "text": text})
 
     try:
-        held = leases.take_each(leases.Request(**boot["lease"]), count=boot["arguments"].get("tp_size", 1), say=say)
+        held = leases.hold_cards(leases.Request(**boot["lease"]), count=boot["arguments"].get("tp_size", 1), say=say)
     except gpus.CardError as error:
         wire.send(sock, {"op": "no_lease", "error": str(error)})
         wire.receive(sock)  # ended from the other side, once it has read this
         raise
-    os.environ[gpus.VISIBLE] = ",".join(lease.card.uuid for lease in held)
     others = [lease.plain() for lease in held[1:]]
     wire.send(sock, {"op": "leased", "lease": held[0].plain() | ({"others": others} if others else {})})
     return held
