@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -21,12 +20,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from harness.bisect.search import Call
 from harness.contract import plain_files
 from harness.contract.types import Outcome
+from harness.driving.own_source import source_files
 from harness.engines.dependencies import home
 
 #: Of the file format.
 VERSION = 1
 #: Our files that a verdict depends on: everything but the commands, this package and the tests.
-_ROOMS = ("harness", "reference", "cases")
 _LEFT_OUT = ("harness/cli", "harness/bisect", "cases/meta", "cases/engine", "cases/corpus", "cases/recorded")
 
 
@@ -131,13 +130,9 @@ def checks_version() -> str:
     """Content hash of our own code that drives, computes and judges."""
     root = Path(__file__).resolve().parents[2]
     found = hashlib.sha256()
-    for room in _ROOMS:
-        for folder, _, names in sorted(os.walk(root / room)):
-            for name in sorted(names):
-                path = Path(folder, name)
-                label = path.relative_to(root).as_posix()
-                if path.suffix == ".py" and not label.startswith(_LEFT_OUT):
-                    found.update(f"{label}\0".encode() + path.read_bytes() + b"\0")
+    for name, path in source_files(root, left_out=_LEFT_OUT):
+        if path.suffix == ".py":
+            found.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
     return found.hexdigest()[:16]
 
 
