@@ -159,17 +159,25 @@ def test_a_finding_is_named_in_any_case():
     assert call("f-025", "--markdown", "-").stdout == call("F-025", "--markdown", "-").stdout
 
 
-def test_an_unknown_finding_names_the_nearest_and_what_lists_all():
+#: What a test of a broken file names.
+MADE_UP = "F-999"
+
+
+def test_an_unknown_finding_names_what_it_may_be_and_what_lists_all():
     refused = call("F-25")
     assert refused.exit_code == 2
     assert "unknown finding 'F-25'; did you mean 'F-025'?" in refused.stderr
-    assert refused.stderr.endswith("\n  all of them:  eaglecheck findings\n")
-    assert "'F-9'; did you mean 'F-008'?" in call("F-9").stderr
-    assert "did you mean" not in call("nope").stderr
+    assert refused.stderr.endswith("; all of them:  eaglecheck findings\n")
+    assert "'25'; did you mean 'F-025'?" in call("25").stderr
 
 
-#: What a test of a broken file names.
-MADE_UP = "F-999"
+@pytest.mark.parametrize("name", ["F-9", MADE_UP, "nope"])
+def test_a_number_has_no_neighbours(name):
+    said = call(name).stderr
+    assert "did you mean" not in said
+    assert f"there are {len(issues())} from F-001 to {max(issues())}, " in said
+    with pytest.raises(UnknownIssue, match="F-019'\n  allowed: F-003, "):
+        checked(["F-019"])
 
 
 def test_every_finding_that_is_named_anywhere_has_a_page():
