@@ -262,7 +262,7 @@ def undrawn(scenario: Scenario, env: EngineEnv, *, device: str) -> str:
     """Why this release, as it was unpacked, cannot draw tokens that are asked for; empty if it can.
 
     On a GPU it cuts by `top_k`, which greedy requests set for a whole batch, and draws from the target's distribution
-    by flashinfer's kernels; rejection sampling alone is its own. Grammars are xgrammar's, of which a bundle has a stub.
+    by flashinfer's kernels; rejection sampling alone is its own. Grammars are xgrammar's, which older bundles lack.
     """
     backend = scenario.engine.grammar_backend
     if (
@@ -272,7 +272,8 @@ def undrawn(scenario: Scenario, env: EngineEnv, *, device: str) -> str:
     ):
         return (
             f"engine.grammar_backend is {backend}, which is not in the bundle that SGLang {env.version} came out of\n"
-            "  allowed: requests without grammars and engine.grammar_backend none; or an engine installed from an index"
+            "  allowed: requests without grammars and engine.grammar_backend none; a bundle packed anew; or an engine "
+            "installed from an index"
         )
     whole = device == "cpu" or not env.unpacked or any((part / "flashinfer").is_dir() for part in env.pythonpath)
     drawing = next((one for one in scenario.requests if not one.greedy), None)
