@@ -23,7 +23,7 @@ from harness.driving.own_pair import OwnPair
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import BACKENDS, DTYPES
 from harness.engines.served_models import cannot_be_drafted_for, has_no_class
-from harness.engines.server_args import not_there
+from harness.engines.server_args import not_taken
 
 #: What not every release has.
 SETTINGS: tuple[dict[str, str], ...] = tuple(
@@ -305,8 +305,8 @@ def unattended(scenario: Scenario, env: EngineEnv) -> str:
 
 
 def untaken(scenario: Scenario, env: EngineEnv) -> str:
-    """Which argument of SGLang's own this release does not have; empty if it has all."""
-    return not_there(scenario.engine.server_args, version=env.version, package=env.package)
+    """Which argument of SGLang's own this release does not take, or not with that value; empty if it takes all."""
+    return not_taken(scenario.engine.server_args, version=env.version, package=env.package)
 
 
 def unpredicted(scenario: Scenario) -> str:
