@@ -18,7 +18,7 @@ from harness.contract.trace import Event
 from harness.coverage import POINTS, Where, names
 from harness.engine_side.hooks import HookRegistry
 from harness.engine_side.host.scheduler_state import COPIES, being_copied
-from harness.engine_side.mutants import acts_host  # noqa: F401  (importing it makes its acts known)
+from harness.engine_side.mutants import acts_cache  # noqa: F401  (importing it makes its acts known)
 from harness.engine_side.mutants.registry import ACTS, Context
 from harness.engine_side.probes.cached_rows import CachedRows
 from harness.engine_side.probes.host_probe import HostProbe

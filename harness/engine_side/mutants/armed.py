@@ -16,7 +16,7 @@ import torch
 from ...both_sides.mutants import MUTANTS, Mutant
 from ..probes.probe import Probe
 from ..probes.recorder import plain_rid
-from . import acts_host, acts_inputs, acts_plan, acts_requests, acts_verify  # noqa: F401  (importing them makes their acts known)
+from . import acts_cache, acts_inputs, acts_requests, acts_verify  # noqa: F401  (importing makes their acts known)
 from .graphs import GraphMutants
 from .registry import ACTS, FORWARD_ACTS, Context, Share, Values
 
