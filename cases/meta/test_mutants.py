@@ -14,8 +14,8 @@ from harness.both_sides import mutants
 from harness.both_sides.mutants import MUTANTS, NEEDS, SITES, TEXTS
 from harness.checks import CHECKS
 from harness.contract.types import Kind, Phase
-from harness.engine_side.hooks import HookRegistry
-from harness.engine_side.mutants.armed import ArmedMutants, MutantBroken, around
+from harness.engine_side.hooks import HookRegistry, around
+from harness.engine_side.mutants.armed import ArmedMutants, MutantBroken
 from harness.engine_side.mutants.registry import ACTS, FORWARD_ACTS, Share
 from harness.engine_side.mutants.sites_requests import ANSWERS, SENDER, AnswerSites, RequestSites
 from harness.search.mutants import by_engine, with_mutant

@@ -20,6 +20,7 @@ import numpy as np
 from ...both_sides import wire
 from ...both_sides.wire import Arrays
 from ..clock import Clock
+from ..hooks import Original
 from ..probes.recorder import Recorder, plain_rid
 from ..transfer_backend.files import RULES
 from . import source_swap
@@ -57,7 +58,7 @@ class Gate:
         if clock is not None:
             clock.watch(self, "_report_step")
 
-    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, original: Original) -> Original:
         """A replacement for the method with which the loop asks for requests."""
 
         def recv_requests(owner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,17 +66,13 @@ class Gate:
 
         return recv_requests
 
-    def watch_loop(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def watch_loop(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         """Report a crash of the event loop with its site before SGLang ends the process."""
-
-        def event_loop(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return original(*args, **kwargs)
-            except BaseException as error:
-                self._report_crash(error)
-                raise
-
-        return event_loop
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            self._report_crash(error)
+            raise
 
     def _next_step(self, poll: Callable[[], Any]) -> list[Any]:
         self.settle()

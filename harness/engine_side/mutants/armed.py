@@ -7,13 +7,14 @@ never asked runs none of this. It must never write to the recorder: the probe se
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from ...both_sides.mutants import MUTANTS, Mutant
+from ..hooks import Original, around
 from ..probes.probe import Probe
 from ..probes.recorder import plain_rid
 from . import acts_cache, acts_inputs, acts_requests, acts_verify  # noqa: F401  (importing makes their acts known)
@@ -164,21 +165,8 @@ def differs(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one is not other and (one.shape != other.shape or one.dtype != other.dtype or not torch.equal(one, other))
 
 
-Original = Callable[..., Any]
 #: The module of what runs a model.
 RUNNER = "sglang.srt.model_executor.model_runner"
-
-
-def around(site: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A wrapper for `HookRegistry.wrap` from a function that is given the original before the arguments of the call."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return site(original, *args, **kwargs)
-
-        return call
-
-    return make
 
 
 class Place(NamedTuple):

@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
+from ..hooks import Original
 from ..probes.attention_probe import BACKEND
 from ..probes.probe import Probe
 from ..probes.window_probe import WINDOW_SLOTS
-from .armed import RUNNER, ArmedMutants, Original, Place, Sites
+from .armed import RUNNER, ArmedMutants, Place, Sites
 from .registry import COUNTS, Share, Values, inputs_of, mapped, replaced
 from .sites_exchanged import HandoffSites, RankSites
 from .sites_pools import RECURRENT, HostSites, RecurrentSites, WindowSites

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..hooks import Original
 from ..probes.distributed_probe import BONUS
 from ..transfer_backend.files import CHANGE_PAGES
-from .armed import Original, Place, Sites, one_each
+from .armed import Place, Sites, one_each
 
 RANKS, HANDOFF = "sglang.srt.distributed.parallel_state", "sglang.srt.disaggregation.utils"
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from ..hooks import Original
 from ..probes.attention_probe import BACKEND
-from .armed import ArmedMutants, Original, Place, Sites, one_each
+from .armed import ArmedMutants, Place, Sites, one_each
 from .registry import Share, Values
 
 #: What gives slots back while their request runs, newest release first.

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from ..hooks import Original
 from ..probes.recorder import plain_rid
-from .armed import Original, Place, Sites, one_each
+from .armed import Place, Sites, one_each
 from .registry import Share
 
 BATCH = "sglang.srt.managers.schedule_batch"

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..hooks import Original
 from ..probes.names import TAIL_COPIER, sampled_walks
 from ..probes.verify_probe import mask_of
-from .armed import Original, Place, Sites
+from .armed import Place, Sites
 
 #: Value of a site -> argument of what walks a tree by uniforms, attribute of what is verified.
 UNIFORMS = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling", "distribution": "target_probs"}

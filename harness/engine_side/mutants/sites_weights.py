@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from .armed import RUNNER, Original, Place, Sites
+from ..hooks import Original
+from .armed import RUNNER, Place, Sites
 
 #: Where a model's weights are loaded anew; until 0.5.16 the model runner loads them itself.
 WEIGHTS = ("sglang.srt.model_executor.model_runner_components.weight_updater", "WeightUpdater")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ...both_sides.compat import Release
-from ..hooks import HookRegistry
+from ..hooks import HookRegistry, Original
 from .attention_probe import AttentionProbe
 from .captured_graph import CapturedGraph
 from .graph_probe import GraphProbe
@@ -24,8 +24,6 @@ from .recurrent_probe import recurrent_of
 from .snapshot import Copy, Tensors, inputs_of, outputs_of
 from .verify_probe import VerifyProbe
 from .window_probe import window_of
-
-Original = Callable[..., Any]
 
 
 class Probe:
