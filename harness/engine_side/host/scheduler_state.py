@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from functools import reduce
 from typing import Any
 
+from ..probes.pool_probe import WINDOW_SLOTS
 from ..probes.recorder import plain_rid
-from ..probes.window_probe import WINDOW_SLOTS
 
 #: Where a request can be between a prefill and a decode side.
 QUEUES = (

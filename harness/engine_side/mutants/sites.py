@@ -17,8 +17,8 @@ import torch
 
 from ..hooks import Original
 from ..probes.attention_probe import BACKEND
+from ..probes.pool_probe import WINDOW_SLOTS
 from ..probes.probe import Probe
-from ..probes.window_probe import WINDOW_SLOTS
 from .armed import RUNNER, ArmedMutants, Place, Sites
 from .registry import COUNTS, Share, Values, inputs_of, mapped, replaced
 from .sites_exchanged import HandoffSites, RankSites

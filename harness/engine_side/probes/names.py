@@ -41,6 +41,8 @@ def sampled_walks(release: Release) -> list[tuple[types.ModuleType, str]]:
 SAMPLING = "sglang.srt.sampling.sampling_batch_info"
 #: What copies the unfinished last page of a prefix to where branches begin; only with pages and topk > 1.
 TAIL_COPIER = "duplicate_prefix_tail_to_draft_branches"
+#: Of a model runner: copies states that prompts go on from into the slots of their requests.
+STATES_COPIED = "_maybe_execute_deferred_mamba_cow_and_clear"
 # Names that changed between releases, newest last; the first one present is read.
 PREFIX_LENS = ("prefix_lens", "extend_prefix_lens")
 EXTEND_LENS = ("extend_lens", "extend_seq_lens")

@@ -18,12 +18,11 @@ from ..hooks import HookRegistry, Original
 from .attention_probe import AttentionProbe
 from .captured_graph import CapturedGraph
 from .graph_probe import GraphProbe
-from .names import CHAIN_CHOOSER, TRIVIAL_VERIFY, read_batch
+from .names import CHAIN_CHOOSER, STATES_COPIED, TRIVIAL_VERIFY, read_batch
+from .pool_probe import PoolProbe
 from .recorder import Recorder, ints
-from .recurrent_probe import recurrent_of
 from .snapshot import Copy, Tensors, inputs_of, outputs_of
 from .verify_probe import VerifyProbe
-from .window_probe import window_of
 
 
 class Probe:
@@ -46,6 +45,7 @@ class Probe:
         self._verify = VerifyProbe(recorder, release, self.hooks)
         rows = recorder.staging is None and graphs is None and not receives
         self.attention = AttentionProbe(recorder, self.hooks, rows=rows)
+        self._pools = PoolProbe(recorder)
         self._replays = 0
         #: whether a draft extend leaves requests out and packs the rows of the others
         self._packs = release.generation == "v1"
@@ -83,7 +83,7 @@ class Probe:
         self._verify.install()
         wrap(runner, "ModelRunner.forward", self._forward)
         if hasattr(runner.ModelRunner, STATES_COPIED):
-            wrap(runner, f"ModelRunner.{STATES_COPIED}", self._states_copied)
+            wrap(runner, f"ModelRunner.{STATES_COPIED}", self._pools.states_copied)
         self.attention.install()
         if self.graphs is not None:
             self.graphs.wanted = lambda: self.recorder.round is not None
@@ -227,9 +227,7 @@ class Probe:
             replays, is_draft = self._replays, bool(runner.is_draft_worker)
             if live:  # an idle rank has no rows
                 if not is_draft:
-                    self._window(runner, forward_batch, phase)
-                    if phase != "PREFILL":
-                        self._recurrent(runner, forward_batch, phase)
+                    self._pools.begins(runner, forward_batch, phase)
                 self._goes_in(
                     inputs_of(forward_batch.input_ids, forward_batch.positions, forward_batch, is_draft=is_draft)
                 )
@@ -246,34 +244,6 @@ class Probe:
             return output
 
         return forward
-
-    def _window(self, runner: Any, forward_batch: Any, phase: str) -> None:
-        """What the requests hold in the pool of layers with sliding windows, where there is one."""
-        current = self.recorder.round
-        held = window_of(runner, forward_batch, prompt=phase == "PREFILL")
-        if held is not None and current is not None:
-            place = {"ev": "window", "round": current.index, "rids": current.rids, "attempts": current.attempts}
-            self.recorder.put(place | {"phase": phase, "window": int(runner.sliding_window_size) + 1} | held)
-
-    def _states_copied(self, original: Original) -> Original:
-        """A prompt's forward takes states out of the prefix cache itself, before its layers run."""
-
-        def call(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(runner, forward_batch, *args, **kwargs)
-            if not runner.is_draft_worker and self._rids() and self._phase(is_draft=False) == "PREFILL":
-                self._recurrent(runner, forward_batch, "PREFILL")
-            return result
-
-        return call
-
-    def _recurrent(self, runner: Any, forward_batch: Any, phase: str) -> None:
-        """What lies in the pool of recurrent states for the requests, where there is one."""
-        current = self.recorder.round
-        assert current is not None
-        held = recurrent_of(runner, forward_batch, len(current.rids), prompt=phase == "PREFILL")
-        if held is not None:
-            place = {"ev": "recurrent", "round": current.index, "rids": current.rids, "attempts": current.attempts}
-            self.recorder.put(place | {"phase": phase} | held)
 
     def _goes_in(self, inputs: Tensors) -> None:
         """Copied at once; where there are graphs, only once a model really runs, since a graph keeps its own."""
@@ -351,8 +321,6 @@ def _leading(given: torch.Tensor | None, asked: torch.Tensor | None) -> torch.Te
     return given[: asked.shape[0]]
 
 
-#: Of a model runner: copies states that prompts go on from into the slots of their requests.
-STATES_COPIED = "_maybe_execute_deferred_mamba_cow_and_clear"
 #: Vocabularies up to this travel as they are from a GPU: a row of float16 is at most as long as its hidden states.
 WHOLE_BELOW = 2049
 #: Phases whose logits are over the draft's vocabulary.
