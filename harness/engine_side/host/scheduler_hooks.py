@@ -155,7 +155,7 @@ def _see(probe: Probe, gate: Gate, scheduler: Any, *, ranked: bool, paired: bool
     if paired:
         HandoffProbe(probe, scheduler).install()
     if controller := getattr(scheduler.tree_cache, "cache_controller", None):
-        host = HostProbe(probe.recorder, controller, probe.attention.rows)
+        host = HostProbe(probe.recorder, controller, probe.forwards.attention.rows)
         host.install(probe.hooks, scheduler.tree_cache)
         gate.settle, gate.forget, gate.rest = host.settle, host.forget, scheduler.tree_cache.check_hicache_events
 

@@ -73,7 +73,7 @@ class ForwardSites(Sites):
         mutants, current = self._mutants, self._recorder.round
         if not mutants.armed or current is None:
             return original(runner, forward_batch, *args, **kwargs)
-        phase = self._probe.phase_of(runner, forward_batch)
+        phase = self._probe.forwards.phase_of(is_draft=runner.is_draft_worker)
         step = self._recorder.step if runner.is_draft_worker else 0
         busy = bool(current.rids)
         acts = {armed.mutant.act: armed for armed in mutants.at("forward" if busy else "idle", phase, step=step)}

@@ -37,7 +37,7 @@ class DpProbe:
 
         def forward(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
             if recorder.round is not None:
-                phase = self._probe.phase_of(runner, forward_batch)
+                phase = self._probe.forwards.phase_of(is_draft=runner.is_draft_worker)
                 state = state_of(forward_batch) if runner.is_draft_worker else {"width": -1, "dtype": ""}
                 message = {
                     "ev": "state",
