@@ -58,13 +58,8 @@ class ImportHooks(importlib.abc.MetaPathFinder):
     def _ask_the_others(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None
     ) -> importlib.machinery.ModuleSpec | None:
-        for finder in sys.meta_path:
-            if finder is self or not hasattr(finder, "find_spec"):
-                continue
-            spec = finder.find_spec(name, path, target)
-            if spec is not None:
-                return spec
-        return None
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        return next((found for one in others if (found := one.find_spec(name, path, target)) is not None), None)
 
 
 def around(call: Original) -> Make:

@@ -10,6 +10,7 @@ import copy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -202,5 +203,5 @@ class ForwardSites(Sites):
     def _proposals(self, phase: str, draft_input: Any) -> None:
         if self._mutants.at("proposals", phase):
             shares = self._mutants.shares(phase, 0)
-            each = [Share(one.rid, i, 1, one.start, one.final, one.attempt) for i, one in enumerate(shares)]
+            each = [replace(one, first=i, rows=1) for i, one in enumerate(shares)]
             self._mutants.change("proposals", draft_input, PROPOSALS, phase=phase, shares=each)

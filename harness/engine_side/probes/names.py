@@ -65,6 +65,12 @@ def as_tensor(values: Any) -> torch.Tensor:
     return values if isinstance(values, torch.Tensor) else torch.as_tensor(values, dtype=torch.int64)
 
 
+def free_lists(allocator: Any) -> list[torch.Tensor]:
+    """Of an allocator of pages: those that nobody has, [*] each; none where it keeps no lists."""
+    lists = (getattr(allocator, name, None) for name in ("free_pages", "release_pages"))
+    return [pages for pages in lists if pages is not None]
+
+
 def read_batch(batch: Any, copied: Callable[[Tensors], Copy | None]) -> dict[str, Any]:
     """What `Recorder.open_round` takes of a ScheduleBatch or ModelWorkerBatch (see trace.RoundRecord)."""
     mode = batch.forward_mode

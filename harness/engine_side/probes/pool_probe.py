@@ -21,6 +21,7 @@ import torch
 
 from ...both_sides.projections import OF_A_HEAD, OF_A_ROW, weights
 from ..hooks import Original
+from .names import free_lists
 from .recorder import Recorder
 
 #: Of an allocator with a pool for windows: slot -> slot in that pool, 0 for none.
@@ -100,8 +101,7 @@ def _held(allocator: Any, slots: torch.Tensor) -> torch.Tensor:
     """int64, a slot of the pool for windows for each of `slots`; 0 where there is none, or where it is a free one."""
     pool, page = allocator.swa_attn_allocator, int(allocator.page_size)
     found = getattr(allocator, WINDOW_SLOTS)[slots].long()
-    lists = [pages for name in ("free_pages", "release_pages") if (pages := getattr(pool, name, None)) is not None]
-    free = torch.cat([pages.long() for pages in lists])
+    free = torch.cat([pages.long() for pages in free_lists(pool)])
     return found.masked_fill(torch.isin(found // page, free) | (found < 0), 0)
 
 
