@@ -223,7 +223,7 @@ def operation(host, device, windows=0):
 def test_the_probe_tells_in_the_next_round_what_was_copied_and_for_whom():
     recorder, controller, hooks = Recorder(), Controller(), HookRegistry()
     tree = Tree(controller)
-    HostProbe(recorder, controller, None).install(hooks, tree)
+    HostProbe(recorder, controller, tree, None).install(hooks)
     recorder.begin()
     recorder.active = True
     controller.write_queue.append(operation([0, 1], [4, 5]))
@@ -292,8 +292,8 @@ class StoredTree(Tree):
 def storage():
     controller, hooks, recorder = Stored(), HookRegistry(), Recorder()
     tree = StoredTree(controller)
-    probe = HostProbe(recorder, controller, None)
-    probe.install(hooks, tree)
+    probe = HostProbe(recorder, controller, tree, None)
+    probe.install(hooks)
     assert not hooks.missing
     recorder.begin()
     recorder.active = True

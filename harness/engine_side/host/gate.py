@@ -30,6 +30,7 @@ from .scheduler_state import pool_level, scheduler_state
 
 if TYPE_CHECKING:
     from ..mutants.armed import ArmedMutants
+    from ..probes.host_probe import HostProbe
 
 #: How long a request announced by the control side may take to arrive over SGLang's own sockets.
 ARRIVAL_SECONDS = 30.0
@@ -41,12 +42,8 @@ class Gate:
     def __init__(self, sock: socket.socket, recorder: Recorder, scheduler: Any, clock: Clock | None = None) -> None:
         #: makes the mutants of this process, asked only if a scenario arms one; None where there is no probe
         self.make_mutants: Callable[[], ArmedMutants] | None = None
-        #: waits for what goes on beside the scheduler loop, before each step
-        self.settle: Callable[[], None] = lambda: None
-        #: clears what a cache behind the device's keeps of earlier scenarios, before each scenario
-        self.forget: Callable[[], None] = lambda: None
-        #: lets that cache see what is done beside the loop, as a step would, before it is flushed
-        self.rest: Callable[[], None] = lambda: None
+        #: of a cache behind the device's, which goes on beside the scheduler loop
+        self.host: HostProbe | None = None
         self._mutants: ArmedMutants | None = None
         self.retraction = Retraction()
         self._sock, self._recorder, self.scheduler = sock, recorder, scheduler
@@ -75,7 +72,8 @@ class Gate:
             raise
 
     def _next_step(self, poll: Callable[[], Any]) -> list[Any]:
-        self.settle()
+        if self.host is not None:
+            self.host.settle()
         if self._step is not None:
             self._report_step()
         while True:
@@ -188,9 +186,11 @@ class Gate:
         self.retraction.ask(None)
         self.retraction.take()
         forget_retractions(scheduler)
-        self.rest()
+        if self.host is not None:
+            self.host.rest()
         flushed = scheduler.flush_cache()
-        self.forget()
+        if self.host is not None:
+            self.host.forget()
         scheduler.chunked_prefill_size = command["chunk"]
         self._limit_running(command["running_limit"] or scheduler.max_running_requests)
         self._recorder.begin()

@@ -155,9 +155,8 @@ def _see(probe: Probe, gate: Gate, scheduler: Any, *, ranked: bool, paired: bool
     if paired:
         HandoffProbe(probe, scheduler).install()
     if controller := getattr(scheduler.tree_cache, "cache_controller", None):
-        host = HostProbe(probe.recorder, controller, probe.forwards.attention.rows)
-        host.install(probe.hooks, scheduler.tree_cache)
-        gate.settle, gate.forget, gate.rest = host.settle, host.forget, scheduler.tree_cache.check_hicache_events
+        gate.host = HostProbe(probe.recorder, controller, scheduler.tree_cache, probe.forwards.attention.rows)
+        gate.host.install(probe.hooks)
 
 
 def _engine(scheduler: Any, boot: dict[str, Any], graphs: GraphProbe | None) -> dict[str, Any]:

@@ -27,26 +27,30 @@ COPIES = {"start_writing": ("write_queue", "stored"), "start_loading": ("load_qu
 class HostProbe:
     """Watches the cache controller of one scheduler process; `rows`: the bits of cached rows, where they are known."""
 
-    def __init__(self, recorder: Recorder, controller: Any, rows: CachedRows | None) -> None:
-        self._recorder, self._controller, self._rows = recorder, controller, rows
+    def __init__(self, recorder: Recorder, controller: Any, tree: Any, rows: CachedRows | None) -> None:
+        self._recorder, self._controller, self._tree, self._rows = recorder, controller, tree, rows
         #: whom an operation in the queue loads for
         self._loads_for: dict[int, str] = {}
         self._storage: StorageProbe | None = None
 
-    def install(self, hooks: HookRegistry, tree: Any) -> None:
+    def install(self, hooks: HookRegistry) -> None:
         """Wrap the controller, and where its prefix cache loads for a request."""
         for method, (queue, what) in COPIES.items():
             wrap_method(hooks, self._controller, method, around(partial(self._begins, queue, what)))
-        wrap_method(hooks, tree, "init_load_back", around(self._loads))
+        wrap_method(hooks, self._tree, "init_load_back", around(self._loads))
         if getattr(self._controller, "enable_storage", False):
-            self._storage = StorageProbe(self._recorder, self._controller, tree, self._rows)
+            self._storage = StorageProbe(self._recorder, self._controller, self._tree, self._rows)
             self._storage.install(hooks)
 
     def settle(self) -> None:
-        """Wait until everything that was begun is done, copies too."""
+        """Wait until everything that was begun is done, copies too; before each step."""
         torch.get_device_module().synchronize()
         if self._storage is not None:
             self._storage.settle()
+
+    def rest(self) -> None:
+        """Let the prefix cache see what is done beside the loop, as a step would, before it is flushed."""
+        self._tree.check_hicache_events()
 
     def forget(self) -> None:
         """Zero every row on the host: none is in use, and rows of an earlier text would hide that a copy left some out.
