@@ -5,6 +5,7 @@ import io
 import json
 import sys
 import types
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -226,7 +227,7 @@ def test_lines_that_run_are_followed_with_the_tensors_they_read(tmp_path, monkey
     other = make_module(tmp_path, source, "not_followed")
     follow = source_swap.Executed(parts=("srt/speculative/",))
     batch = types.SimpleNamespace(lens=torch.zeros(3, dtype=torch.int32), text="")
-    begin, end = (follow._around(lambda: None, capturing=capturing) for capturing in (True, False))
+    begin, end = (partial(follow._captures, capturing, lambda: None) for capturing in (True, False))
     before = sys.gettrace()
     try:
         sys.settrace(follow.enter)
