@@ -30,8 +30,7 @@ from harness.driving.adapt import NOTHING, Wanted, adapted
 from harness.driving.footprint import CONTEXT_MIB, WORKSPACE_MIB, Footprint, footprint, kept_a_row
 from harness.driving.own_pair import OwnPair, described
 from harness.driving.pairs import NoProviderError, checkpoint_pairs, load_now
-from harness.driving.place import CPU, Place
-from harness.driving.plan import Plan, Setup
+from harness.driving.plan import CPU, Place, Plan, Setup
 from harness.driving.refusals import (
     called,
     check_pair,

@@ -21,8 +21,7 @@ from harness.contract.rows import RowBuilder
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Outcome, Verdict
-from harness.driving.place import CPU, Place
-from harness.driving.plan import Setup
+from harness.driving.plan import CPU, Place, Setup
 from harness.driving.results import ScenarioResult
 
 if TYPE_CHECKING:

@@ -6,18 +6,21 @@ engine is booted: what it can compute is accepted, whatever it is called. This m
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 from cases import checkpoints, pairs
+from cases.adapters import beside
+from cases.folders import made_once
 from harness.contract.providers import AUTO
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
 from harness.driving.checkpoint_files import OWN
 from harness.driving.own_pair import OwnPair
-from harness.driving.place import CPU, Place
-from harness.driving.tiny_pairs import root
+from harness.driving.plan import CPU, Place
+from harness.engines import envs
 from harness.engines.launch import dtype_on
 
 
@@ -71,3 +74,22 @@ def checkpoint_pairs(
             "  name a folder that can be written:  export EAGLECHECK_HOME=/path/with/space"
         ) from error
     return {name: (pair.target, pair.draft) for name, pair in made.items()}
+
+
+def root() -> Path:
+    """The folder of all of them."""
+    return envs.home() / "checkpoints"
+
+
+def weights_of(name: str, selector: str, *, source: str = "tensor") -> tuple[Path, ...]:
+    """The folders with a pair's target, draft, or all: from disk all is one folder, as MTP pairs are published."""
+    pair = checkpoints.make(name, root())
+    if selector == "all" and source == "disk":
+        return (made_once(beside(pair.target, "whole"), lambda place: _whole(pair, place)),)
+    return {"target": (pair.target,), "draft": (pair.draft,), "all": (pair.target, pair.draft)}[selector]
+
+
+def _whole(pair: checkpoints.Checkpoint, place: Path) -> None:
+    shutil.copy(pair.target / "config.json", place)
+    for folder in (pair.target, pair.draft):
+        shutil.copy(folder / "model.safetensors", place / f"{folder.name}.safetensors")
