@@ -16,12 +16,11 @@ from typing import Any
 
 from harness.contract import plain_files
 from harness.contract.conditions import NO_DRAFT, DraftFacts
-from harness.contract.json_files import NotJSON, parsed
 from harness.contract.settings import Algorithm
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
 from harness.driving.checkpoint_files import OWN, CheckpointFiles, layers_of_mtp, read_checkpoint
-from harness.engines import envs
+from harness.engines.dependencies import home, read_json
 
 #: Targets that SGLang drafts for with one MTP layer a step (its `enable_multi_layer_eagle`).
 MULTI_LAYER = ("MiMoV2", "Step3p5")
@@ -187,22 +186,12 @@ KEPT = "digests.json"
 
 def sha256_of(file: Path) -> str:
     """Of the file as it is now; a folder for what is kept that cannot be written costs the time again, nothing else."""
-    state = file.stat()
+    state, store = file.stat(), home() / KEPT
     key = f"{file.resolve()} {state.st_size} {state.st_mtime_ns}"
-    store = envs.home() / KEPT
-    known = _known(store)
-    if key not in known:
-        found = plain_files.sha256(file)
-        with contextlib.suppress(OSError):
-            store.parent.mkdir(parents=True, exist_ok=True)
-            plain_files.replace(store, json.dumps({**_known(store), key: found}).encode())
-        return found
-    return str(known[key])
-
-
-def _known(store: Path) -> dict[str, str]:
-    try:
-        found = parsed(plain_files.content(store))
-    except (OSError, NotJSON):
-        return {}
-    return found if isinstance(found, dict) else {}
+    if found := (read_json(store) or {}).get(key):
+        return str(found)
+    found = plain_files.sha256(file)
+    with contextlib.suppress(OSError):
+        store.parent.mkdir(parents=True, exist_ok=True)
+        plain_files.replace(store, json.dumps({**(read_json(store) or {}), key: found}).encode())
+    return found

@@ -14,14 +14,13 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
 
 from harness.engines import dependencies
-from harness.engines.dependencies import EnvError, Progress, home
+from harness.engines.dependencies import EnvError, Progress, home, version_here
 from harness.engines.releases import (
     NEWEST,
     SUPPORTED,
@@ -83,19 +82,12 @@ def current() -> EngineEnv | None:
     if spec is None or spec.origin is None:  # a folder that happens to be called sglang has no origin
         return None
     return EngineEnv(
-        version=_version_here("sglang"),
+        version=version_here("sglang") or "unknown",
         python=Path(sys.executable),
         pythonpath=(),
-        torch=_version_here("torch"),
+        torch=version_here("torch") or "unknown",
         ready=True,
     )
-
-
-def _version_here(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def ensure(version: str, progress: Progress) -> EngineEnv:

@@ -68,7 +68,7 @@ def _platform() -> Iterator[Answer]:
 
 def _packages() -> Iterator[Answer]:
     wanted = [one for one in map(Requirement, _wanted()) if one.marker is None or one.marker.evaluate({"extra": ""})]
-    here = {one.name: _installed(one.name) for one in wanted}
+    here = {one.name: dependencies.version_here(one.name) for one in wanted}
     absent = sorted(name for name, version in here.items() if not version)
     if not wanted:
         yield warn("eaglecheck itself is not installed here, so its list of packages is unknown", "make setup")
@@ -88,13 +88,6 @@ def _wanted() -> list[str]:
         return list(tomllib.loads(PROJECT.read_text())["project"]["dependencies"])
     except OSError:
         return []
-
-
-def _installed(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _resources() -> Iterator[Answer]:
