@@ -10,9 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.checks.explained import event, spot
 from harness.checks.judge import judge
@@ -34,44 +33,30 @@ def judge_scenario(
     reference: Trace | None,
     *,
     setup: Setup,
-    folder: Path = Path(),
-    reproducer: Path | None = None,
     seconds: Mapping[str, float] | None = None,
+    **stored: Any,
 ) -> ScenarioResult:
-    """The verdict over both sides' rows; without a reference only what needs none is judged."""
+    """The verdict over both sides' rows; without a reference only what needs none is judged.
+
+    stored: folder and reproducer, where it is stored already.
+    """
     start = time.monotonic()
     verdict, divergences = judge(scenario, trace, reference)
     spent = {**seconds, "judge": time.monotonic() - start} if seconds else {}
-    return ScenarioResult.of(
-        scenario,
-        trace,
-        reference,
-        verdict,
-        divergences,
-        setup=setup,
-        folder=folder,
-        reproducer=reproducer,
-        seconds=spent,
-    )
+    return ScenarioResult.of(scenario, trace, reference, verdict, divergences, setup=setup, seconds=spent, **stored)
 
 
 def judge_with(
-    oracle: Oracle,
-    scenario: Scenario,
-    trace: Trace,
-    *,
-    setup: Setup,
-    engine_seconds: float = 0.0,
-    folder: Path = Path(),
-    reproducer: Path | None = None,
+    oracle: Oracle, scenario: Scenario, trace: Trace, *, setup: Setup, engine_seconds: float = 0.0, **stored: Any
 ) -> ScenarioResult:
     """The same with the reference's own answer to the trace, and which known issues explain what is wrong."""
     start = time.monotonic()
     reference = oracle.answer(scenario, trace)
     seconds = {"engine": engine_seconds, "reference": time.monotonic() - start}
-    judged = partial(
-        judge_scenario, scenario, trace, setup=setup, folder=folder, reproducer=reproducer, seconds=seconds
-    )
+
+    def judged(reference: Trace) -> ScenarioResult:
+        return judge_scenario(scenario, trace, reference, setup=setup, seconds=seconds, **stored)
+
     result = judged(reference)
     told = [event(issue, _gone(oracle.following(issue), result)) for issue in _candidates(result)]
     return judged(replace(reference, events=(*reference.events, *told))) if told else result

@@ -173,7 +173,7 @@ class _Heard:
         text = texts.after(along[n], first)
         yield Meaning("draft", text), caught[-1]
         row, step = caught[-1], 0
-        while (n, step) in self._steps():
+        while (Phase.DRAFT, n, step) in self._rows:
             token = self._chosen(row)
             drafted = None if token is None else self._found(Phase.DRAFT, n, step, [token], first=n + step)
             if token is None or drafted is None:
@@ -181,9 +181,6 @@ class _Heard:
                 return
             row, step, text = drafted[0], step + 1, texts.after(text, token)
             yield Meaning("draft", text, step), row
-
-    def _steps(self) -> set[tuple[int, int]]:
-        return {(committed, step) for phase, committed, step in self._rows if phase == Phase.DRAFT}
 
     def _found(
         self, phase: Phase, committed: int, step: int, tokens: Sequence[int], first: int = 0
