@@ -123,14 +123,14 @@ class _Request:
         for part, committed in self.timeline.parts:
             phase, length, mode = PROPOSING[part.record.mode], len(committed), part.record.mode
             if mode == "PREBUILT":
-                yield from self._handed(part)
+                yield from self._proposing(part, phase, range(part.start))
             elif mode == "PREFILL":
                 yield from self._prompt(part, (committed or self.view.target_choice(part)) if self.sampled else ())
                 length = part.length
             else:
                 yield from self._decoded(part, committed, self.view.conditions(part, before), before)
             if mode != "PREBUILT" and (not self.view.is_last(part) or self.view.has(part, phase)):
-                yield from self._caught_up(part, phase, length)
+                yield from self._proposing(part, phase, range(part.start, part.start + length))
             before = part
 
     def _prompt(self, part: Part, drawn: tuple[int, ...]) -> Iterator[Expected]:
@@ -147,34 +147,25 @@ class _Request:
                 drawn=drawn if last else (),
             )
 
-    def _caught_up(self, part: Part, phase: Phase, length: int) -> Iterator[Expected]:
-        """Draft rows c .. c+length-1, whose last one proposes; without those whose token is not known."""
-        c = part.start
-        stop = min(c + length, len(self.tokens) - 1)
-        drawn = self.view.proposed(part) if self.drafts_drawn else ()
-        for at in range(c, stop):
-            last = at == c + length - 1
+    def _proposing(self, part: Part, phase: Phase, places: range) -> Iterator[Expected]:
+        """Draft rows at these places, whose last one proposes; without those whose token is not known.
+
+        Of what a decode side holds after a hand-over only the last row's state is known, and no position.
+        """
+        handed = phase is Phase.PREBUILT
+        drawn = self.view.proposed(part) if self.drafts_drawn and not handed else ()
+        for slot, at in enumerate(places[: max(0, len(self.tokens) - 1 - places.start)]):
+            last = at == places[-1]
             yield Expected(
                 part=part,
                 phase=phase,
-                slot=at - c,
+                slot=slot,
                 input_id=self.tokens[at + 1],
-                position=at,
-                reads=Meaning("target", self.along[at + 1]),
+                position=-1 if handed else at,
+                reads=None if handed else Meaning("target", self.along[at + 1]),
                 says=Meaning("draft", self.along[at + 2]) if last else None,
                 choose=self.spec.eagle_topk if last else 0,
                 drawn=drawn if last else (),
-            )
-
-    def _handed(self, part: Part) -> Iterator[Expected]:
-        """What a decode side holds after a hand-over: a row a position, the last one with state and proposals."""
-        c = part.start
-        for slot in range(c):
-            last = slot == c - 1
-            says = Meaning("draft", self.along[c + 1]) if last else None
-            choose = self.spec.eagle_topk if last else 0
-            yield Expected(
-                part=part, phase=Phase.PREBUILT, slot=slot, input_id=self.tokens[slot + 1], says=says, choose=choose
             )
 
     def _decoded(
