@@ -25,9 +25,8 @@ from harness.contract.usage import UsageError
 from harness.driving.pairs import NoProviderError
 from harness.driving.refusals import unwitnessed
 from harness.driving.witness import Witness, plainest
-from harness.driving.witness_texts import Meaning, Texts
+from harness.driving.witness_texts import Growth, Meaning, Texts
 from harness.driving.witness_trace import reference_trace
-from harness.driving.witness_trees import Growth
 
 RECORDED = Path(__file__).parents[1] / "recorded" / "gpu"
 CHAIN = handmade.scenario()

@@ -18,8 +18,7 @@ from harness.contract.rows import Rows
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.contract.types import Phase
-from harness.driving.witness_texts import Meaning, Texts
-from harness.driving.witness_trees import Beam, Growth
+from harness.driving.witness_texts import Beam, Growth, Meaning, Texts
 from reference.engine_view import Conditions, EngineView
 from reference.timeline import RequestTimeline, timelines
 from reference.tree import Tree
