@@ -93,11 +93,12 @@ def _values(trace: Trace, column: str, row: int) -> np.ndarray:
     rows = trace.rows
     if column in rows.lists:
         return rows.lists[column][row]
-    found = (rows.floats if column in rows.floats else rows.ints)[column][row : row + 1]
+    found: np.ndarray = (rows.floats if column in rows.floats else rows.ints)[column][row : row + 1]
     if not column.startswith("hidden"):
         return found
     tensor = trace.tensors.get(f"{column}.{rows.strings['phase'][row]}", np.empty((0, 0), dtype=np.float32))
-    return tensor[found[found >= 0]].reshape(-1)
+    states: np.ndarray = tensor[found[found >= 0]]
+    return states.reshape(-1)
 
 
 def _of_row(rows: Rows, row: int, **data: Any) -> Found:
