@@ -22,7 +22,7 @@ from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Phase
 from harness.contract.usage import UsageError
-from harness.driving.pairs import NoProviderError
+from harness.driving.judging import NoProviderError
 from harness.driving.refusals import unwitnessed
 from harness.driving.witness import Witness, plainest
 from harness.driving.witness_texts import Growth, Meaning, Texts

@@ -20,6 +20,9 @@ from harness.contract.rows import RowBuilder
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Outcome, Verdict
+from harness.contract.usage import UsageError
+from harness.driving.checkpoint_files import OWN
+from harness.driving.own_pair import OwnPair
 from harness.driving.plan import CPU, Place, Setup
 from harness.driving.results import ScenarioResult
 
@@ -89,7 +92,7 @@ def load_oracle(
 ) -> Oracle:
     """A pair's reference, loaded; CheckpointError for a pair it cannot load.
 
-    What `load_ahead` read before the engine's boot is not read again.
+    What `load_now` read before the engine's boot is not read again.
     """
     from harness.driving.oracle import Oracle  # torch: imported while an engine boots
 
@@ -98,10 +101,30 @@ def load_oracle(
     return made.load(held=place.held)
 
 
-def load_ahead(target: Path, draft: Path, assumed: tuple[str, ...], place: Place, provider: str = AUTO) -> str:
-    """Load a reference that a run asks for next, and why its target is not ours; CheckpointError if it cannot load."""
-    oracle = load_oracle(target, draft, assumed, place, provider)
-    _ahead[target, draft, assumed, place, provider] = oracle
+class NoProviderError(UsageError):
+    """A pair that no provider of rows knows: whether the witness judges it is another question. why: what each said."""
+
+    def __init__(self, *, asked: str, why: str) -> None:
+        super().__init__(
+            f"--reference {asked} does not know this pair: {why}\n  --reference witness needs no knowledge"
+        )
+        self.why = why
+
+
+def load_now(pair: OwnPair, *, assumed: tuple[str, ...] = (), place: Place = CPU, provider: str = AUTO) -> str:
+    """Read the user's pair as a run will that comes next, before any engine is booted; why its target is not ours.
+
+    NoProviderError where it is of a kind that is not built; UsageError where it is damaged.
+    """
+    from reference.checkpoint import CheckpointError, DamagedError  # torch
+
+    try:
+        oracle = load_oracle(*pair.folders, assumed, place, provider)
+    except DamagedError as error:
+        raise UsageError(f"--target and --draft cannot be used: {error}\n  {OWN}") from error
+    except CheckpointError as error:
+        raise NoProviderError(asked=provider, why=str(error)) from error
+    _ahead[*pair.folders, assumed, place, provider] = oracle
     return oracle.not_ours
 
 

@@ -1,6 +1,6 @@
 """A target and draft that the user named, as their files show them: what kind of pair it is, and its facts.
 
-It must not import torch, nor the reference, which is asked elsewhere what it can compute of it (`pairs.load_now`).
+It must not import torch, nor the reference, which is asked elsewhere what it can compute of it (`judging.load_now`).
 """
 
 from __future__ import annotations

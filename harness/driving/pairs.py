@@ -1,7 +1,8 @@
 """Which target and draft folders stand for a scenario's checkpoint: the tiny ones made on the spot, or the user's own.
 
-What the user's files show is refused before torch is imported (`own_pair`); the rest here by the reference, before an
-engine is booted: what it can compute is accepted, whatever it is called. This module must not import torch by itself.
+What the user's files show is refused before torch is imported (`own_pair`); the rest by the reference, before an engine
+is booted (`judging.load_now`): what it can compute is accepted, whatever it is called. This module must not import
+torch.
 """
 
 from __future__ import annotations
@@ -14,40 +15,11 @@ from pathlib import Path
 from cases import checkpoints, pairs
 from cases.adapters import beside
 from cases.folders import made_once
-from harness.contract.providers import AUTO
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
-from harness.driving.checkpoint_files import OWN
 from harness.driving.own_pair import OwnPair
-from harness.driving.plan import CPU, Place
 from harness.engines import envs
 from harness.engines.launch import dtype_on
-
-
-class NoProviderError(UsageError):
-    """A pair that no provider of rows knows: whether the witness judges it is another question. why: what each said."""
-
-    def __init__(self, *, asked: str, why: str) -> None:
-        super().__init__(
-            f"--reference {asked} does not know this pair: {why}\n  --reference witness needs no knowledge"
-        )
-        self.why = why
-
-
-def load_now(pair: OwnPair, *, assumed: tuple[str, ...] = (), place: Place = CPU, provider: str = AUTO) -> str:
-    """Read the user's pair as the reference will, before any engine is booted for it; why its target is not ours.
-
-    NoProviderError where it is of a kind that is not built; UsageError where it is damaged.
-    """
-    from harness.driving.judging import load_ahead
-    from reference.checkpoint import CheckpointError, DamagedError  # torch
-
-    try:
-        return load_ahead(*pair.folders, assumed, place, provider)
-    except DamagedError as error:
-        raise UsageError(f"--target and --draft cannot be used: {error}\n  {OWN}") from error
-    except CheckpointError as error:
-        raise NoProviderError(asked=provider, why=str(error)) from error
 
 
 def checkpoint_pairs(
