@@ -9,8 +9,10 @@ Symbols: c committed length, k steps, t topk, n tree nodes.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
@@ -84,20 +86,26 @@ def expect(scenario: Scenario, engine: Trace) -> Expectation:
     return found
 
 
+def by_slot(rows: Rows, *columns: str) -> dict[tuple[Any, ...], dict[int, int]]:
+    """What these columns hold -> slot -> number of the row."""
+    found: dict[tuple[Any, ...], dict[int, int]] = defaultdict(dict)
+    values = ({**rows.ints, **rows.strings}[name].tolist() for name in (*columns, "slot"))
+    for row, (*place, slot) in enumerate(zip(*values, strict=True)):
+        found[tuple(place)][slot] = row
+    return found
+
+
 class _Scores:
-    """What engine rows say of their proposals' probabilities: (rank, round, rid, phase, step) -> slot -> scores."""
+    """What engine rows say of their proposals' probabilities."""
 
     def __init__(self, rows: Rows) -> None:
-        self._found: dict[tuple[int, int, str, str, int], dict[int, tuple[float, ...]]] = {}
-        ints, scores = rows.ints, rows.lists["chosen_probs"]
-        columns = [ints["dp_rank"], ints["round"], rows.strings["rid"], rows.strings["phase"], ints["step"]]
-        for row, (*place, slot) in enumerate(zip(*(c.tolist() for c in columns), ints["slot"].tolist(), strict=True)):
-            if len(scores[row]):
-                self._found.setdefault(tuple(place), {})[slot] = tuple(scores[row].tolist())
+        self._scores = rows.lists["chosen_probs"]
+        self._rows = by_slot(rows, "dp_rank", "round", "rid", "phase", "step")
 
     def of(self, part: Part, phase: Phase, step: int = 0) -> Mapping[int, tuple[float, ...]]:
-        """By slot."""
-        return self._found.get((part.record.dp_rank, part.record.index, part.rid, str(phase), step), {})
+        """By slot, where there are some."""
+        slots = self._rows.get((part.record.dp_rank, part.record.index, part.rid, phase, step), {})
+        return {slot: tuple(self._scores[row].tolist()) for slot, row in slots.items() if len(self._scores[row])}
 
 
 #: The phase in which a part made the first proposals of the round behind it.
