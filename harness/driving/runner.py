@@ -61,7 +61,6 @@ class _Run:
     results: list[ScenarioResult] = field(default_factory=list)
     header: dict[str, Any] = field(default_factory=dict)
     boot_seconds: float = 0.0
-    waited_seconds: float = 0.0
     #: scenarios that need an engine of their own and were not begun, in their order
     later: list[Scenario] = field(default_factory=list)
     #: boot configuration -> when the plan's time limit is over for it
@@ -189,13 +188,9 @@ def _run_scenario(going: _Run, scenario: Scenario) -> None:
 
 def _wait_for(going: _Run, launch: Launch) -> None:
     """The engine that a scenario needs is up, and those that come after it may boot."""
-    start = time.monotonic()
     upcoming = going.later[: going.engines.ahead]
     going.engines.expect([going.plan.launch(one, lease=going.engines.lease) for one in upcoming], now=launch)
-    try:
-        going.engines.use(launch)
-    finally:
-        going.waited_seconds += time.monotonic() - start
+    going.engines.use(launch)
 
 
 def _drive(going: _Run, scenario: Scenario, launch: Launch) -> Trace:
@@ -307,7 +302,7 @@ def _cost(going: _Run, total: float) -> Cost:
     return Cost(
         boots=going.engines.boots,
         boot_seconds=going.boot_seconds,
-        waited_seconds=going.waited_seconds,
+        waited_seconds=going.engines.waited,
         engine_seconds=spent["engine"],
         reference_seconds=spent["reference"],
         reference_mib=max((one.result().peak_mib for one in loaded), default=0),

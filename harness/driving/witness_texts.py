@@ -49,9 +49,9 @@ class Texts:
             self._ends.append((text, token))
         return number
 
-    def along(self, tokens: Sequence[int], text: int = NOTHING) -> list[int]:
-        """The text, and the text behind each of n more tokens, [n + 1]."""
-        found = [text]
+    def along(self, tokens: Sequence[int]) -> list[int]:
+        """The empty text, and the text behind each of n tokens, [n + 1]."""
+        found = [NOTHING]
         for token in tokens:
             found.append(self.after(found[-1], token))
         return found
