@@ -20,9 +20,11 @@ from harness.bisect.fitting import Needs, misfit, of_commit, of_release, rebuilt
 from harness.bisect.repository import Repository
 from harness.bisect.trials import Subject
 from harness.bisect.verdicts import Cache, Failure, Run
+from harness.cli import bisect_runs
 from harness.cli.bisect_runs import Setting
 from harness.cli.main import app
 from harness.contract.types import Outcome
+from harness.driving.own_source import source_digest
 from harness.engines import envs
 
 CASE = catalogue.load("pr25015")
@@ -80,14 +82,26 @@ def notes(made, count):
         made.commit(f"note {len(made.commits)}")
 
 
+SETTING = Setting(
+    subject=Subject(name="pr25015", scenario=CASE.scenario, failure=Failure(kinds=CASE.kinds)), device="cpu"
+)
+
+
 def know(made, *, verdicts, release="0.5.12.post1"):
     """Put verdicts (commit -> run) in the cache, as runs in the environment of `release`."""
-    setting = Setting(
-        subject=Subject(name="pr25015", scenario=CASE.scenario, failure=Failure(kinds=CASE.kinds)), device="cpu"
-    )
     for commit, run in verdicts.items():
         content = made.git("rev-parse", f"{commit}:python")
-        Cache.at_home().add(setting.identity(envs.state(release), tree=content), run)
+        Cache.at_home().add(SETTING.identity(envs.state(release), tree=content), run)
+
+
+def test_a_verdict_is_kept_for_one_state_of_our_own_files(home, monkeypatch):
+    env = envs.state("0.5.13")
+    before = SETTING.identity(env)
+    assert before["checks"] == source_digest()
+    monkeypatch.setattr(bisect_runs, "source_digest", lambda: "of another table")
+    Cache.at_home().add(before, PASSES)
+    assert Cache.at_home().runs(before)
+    assert not Cache.at_home().runs(SETTING.identity(env))
 
 
 def changed_at(commits, at, *, old=PASSES, new=FAILS):

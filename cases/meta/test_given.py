@@ -206,10 +206,52 @@ def test_an_argument_that_the_release_does_not_declare_is_refused_before_a_boot(
     assert untaken(SCENARIO, env) == ""
 
 
+#: As older releases declare them, and as newer ones do.
+OLD = """
+class ServerArgs:
+    model_path: str
+    policy: str = "a"
+    ratio: float = 2.0
+    size: Optional[int] = None
+    backend: str = ""
+def add(parser):
+    parser.add_argument("--policy", type=str, choices=["a", "b"])
+    parser.add_argument("--backend", type=str, choices=BACKENDS)
+"""
+NEW = """
+class ServerArgs:
+    model_path: A[str, "where"]
+    policy: A[Literal["a", "b"], Arg(help="which")] = "a"
+    ratio: A[Optional[float], "of what"] = None
+    size: A[int, Arg(help="how much")] = 0
+    backend: A[str, Arg(choices=BACKENDS)] = ""
+"""
+
+
+@pytest.mark.parametrize("text", [OLD, NEW])
+@pytest.mark.parametrize(
+    ("given", "allowed"),
+    [
+        ({"policy": "NONSENSE"}, "a, b"),
+        ({"policy": True}, "a, b"),
+        ({"ratio": "abc"}, "a number"),
+        ({"size": "1GB"}, "a number"),
+        ({"policy": "b", "ratio": 1, "size": 4, "backend": "of a plugin"}, ""),
+        ({"policy": None}, ""),
+    ],
+)
+def test_a_value_that_the_release_does_not_take_is_refused_before_a_boot(tmp_path, text, given, allowed):
+    (tmp_path / "sglang" / "srt").mkdir(parents=True)
+    (tmp_path / "sglang" / "srt" / "server_args.py").write_text(text)
+    why = server_args.not_taken(given, version="0.5.23", package=tmp_path / "sglang")
+    assert why.endswith(f"which SGLang 0.5.23 does not take\n  allowed: {allowed}" if allowed else "")
+    assert bool(why) == bool(allowed)
+
+
 def test_nothing_is_refused_where_no_argument_is_known(tmp_path):
     (tmp_path / "sglang" / "srt").mkdir(parents=True)
-    assert server_args.not_there({"a": 1}, version="0.5.13", package=tmp_path / "sglang") == ""
-    assert server_args.not_there({"a": 1}, version="0.5.13", package=None) == ""
+    assert server_args.not_taken({"a": 1}, version="0.5.13", package=tmp_path / "sglang") == ""
+    assert server_args.not_taken({"a": 1}, version="0.5.13", package=None) == ""
 
 
 def test_every_option_that_sets_a_field_is_named_where_the_argument_is_refused():

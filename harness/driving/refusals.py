@@ -24,7 +24,7 @@ from harness.driving.own_pair import OwnPair
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import BACKENDS, DTYPES
 from harness.engines.served_models import cannot_be_drafted_for, has_no_class
-from harness.engines.server_args import not_there
+from harness.engines.server_args import not_taken
 
 #: What not every release has.
 SETTINGS: tuple[dict[str, str], ...] = tuple(
@@ -244,7 +244,7 @@ def undrawn(scenario: Scenario, env: EngineEnv, *, device: str) -> str:
     """Why this release, as it was unpacked, cannot draw tokens that are asked for; empty if it can.
 
     On a GPU it cuts by `top_k`, which greedy requests set for a whole batch, and draws from the target's distribution
-    by flashinfer's kernels; rejection sampling alone is its own. Grammars are xgrammar's, of which a bundle has a stub.
+    by flashinfer's kernels; rejection sampling alone is its own. Grammars are xgrammar's, which older bundles lack.
     """
     backend = scenario.engine.grammar_backend
     if (
@@ -254,7 +254,8 @@ def undrawn(scenario: Scenario, env: EngineEnv, *, device: str) -> str:
     ):
         return (
             f"engine.grammar_backend is {backend}, which is not in the bundle that SGLang {env.version} came out of\n"
-            "  allowed: requests without grammars and engine.grammar_backend none; or an engine installed from an index"
+            "  allowed: requests without grammars and engine.grammar_backend none; a bundle packed anew; or an engine "
+            "installed from an index"
         )
     whole = device == "cpu" or not env.unpacked or any((part / "flashinfer").is_dir() for part in env.pythonpath)
     drawing = next((one for one in scenario.requests if not one.greedy), None)
@@ -286,8 +287,8 @@ def unattended(scenario: Scenario, env: EngineEnv) -> str:
 
 
 def untaken(scenario: Scenario, env: EngineEnv) -> str:
-    """Which argument of SGLang's own this release does not have; empty if it has all."""
-    return not_there(scenario.engine.server_args, version=env.version, package=env.package)
+    """Which argument of SGLang's own this release does not take, or not with that value; empty if it takes all."""
+    return not_taken(scenario.engine.server_args, version=env.version, package=env.package)
 
 
 def unpredicted(scenario: Scenario) -> str:

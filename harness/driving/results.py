@@ -204,6 +204,7 @@ def _known(
         revert=setup.revert,
         reasons=verdict.reasons,
         draft=draft_facts(*map(Path, setup.pair)) if setup.pair and texts else NO_DRAFT,
+        coverage=verdict.coverage,
     )
 
     def is_one(signature: str, at: frozenset[Spot]) -> bool:
