@@ -34,7 +34,7 @@ from reports.signatures import Defect, by_signature
 from reports.terminal import COMPARED, accept_text, judges, unjudged, verdict_line
 
 if TYPE_CHECKING:  # the page shows charts that the night has made
-    from harness.night.charts import Trends
+    from harness.night.trends import Trends
 
 TEMPLATES = Path(__file__).parent / "templates"
 #: Concatenated in this order into one script: each file uses only what stands before it. All but the first draw the
