@@ -111,14 +111,13 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
         heads=[embedded(scenario_head(one, frames)) for one, frames in ordered],
         rows=_rows(ordered),
         origin=_origin(report),
-        css=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
-        script=Markup(
-            "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS[: None if results else 1])
-        ),
+        css=_source("page.css"),
+        script=_source(*SCRIPTS[: None if results else 1]),
     )
 
 
-def _script(names: Sequence[str]) -> Markup:
+def _source(*names: str) -> Markup:
+    """Files of the page, as they are."""
     return Markup("\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names))
 
 
