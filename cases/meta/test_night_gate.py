@@ -29,7 +29,8 @@ from cases.meta.pretended_card import app as card_user
 from cases.meta.pretended_card import used
 from cases.meta.processes import survivors, tree
 from cases.meta.test_cli_bad_input import call
-from harness.cli import night_plan, night_verdict, nightly
+from harness.cli import night as night_command
+from harness.cli import night_plan, nightly
 from harness.contract.finding_pages import issues
 from harness.contract.rates import interval
 from harness.engines import envs
@@ -45,7 +46,7 @@ def work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(envs, "current", lambda: None)
-    for module in (nightly, night_verdict):
+    for module in (nightly, night_command):
         monkeypatch.setattr(module, "today", lambda: nights.TODAY)
     pretended_engine.furnish(tmp_path / "home")
     return tmp_path

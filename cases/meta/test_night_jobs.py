@@ -17,7 +17,8 @@ from cases.meta.processes import survivors, tree
 from cases.meta.test_cli_bad_input import call
 from cases.meta.test_night_run import ByHand
 from harness.archive.store import WriteError
-from harness.cli import night_verdict, nightly
+from harness.cli import night as night_command
+from harness.cli import nightly
 from harness.contract.types import Outcome
 from harness.engines import envs
 from harness.engines.errors import EngineError
@@ -192,7 +193,7 @@ def work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(envs, "current", lambda: None)
-    for module in (nightly, night_verdict):
+    for module in (nightly, night_command):
         monkeypatch.setattr(module, "today", lambda: nights.TODAY)
     return tmp_path
 
