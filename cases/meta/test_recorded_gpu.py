@@ -5,13 +5,12 @@ import shutil
 
 import pytest
 from packaging.version import Version
-from typer.testing import CliRunner
 
 from cases import catalogue
 from cases.catalogue import CORPUS
+from cases.meta.command_line import call
 from harness.archive.again import run_again
 from harness.archive.store import read_case
-from harness.cli.main import app
 
 RECORDED = CORPUS.parent / "recorded" / "gpu"
 RELEASES = ("0.5.11", "0.5.12.post1", "0.5.13", "0.5.17")
@@ -51,7 +50,7 @@ def recorded(tmp_path):
 def recheck(place, *options):
     """Exit code and the JSON of `eaglecheck recheck`."""
     out = place.parent / "again.json"
-    done = CliRunner().invoke(app, ["recheck", str(place), "--json", str(out), *options])
+    done = call("recheck", place, "--json", out, *options)
     assert out.is_file(), done.output
     return done.exit_code, json.loads(out.read_text())
 

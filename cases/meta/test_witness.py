@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cases.meta import handmade
-from cases.meta.test_cli_bad_input import call
+from cases.meta.command_line import call
 from harness.archive.store import read_case
 from harness.archive.writer import RunWriter
 from harness.checks import judge
@@ -288,8 +288,7 @@ def witnessed_run(tmp_path):
 
 def test_a_run_that_a_witness_judged_is_judged_again_by_its_stored_rows(witnessed_run, tmp_path):
     report = tmp_path / "again.json"
-    done = call("recheck", str(witnessed_run), "--json", str(report))
-    assert done.exit_code == 0, done.output
+    done = call("recheck", witnessed_run, "--json", report, code=0)
     assert "judged by witness" in done.output
     assert "agrees with its witness" in done.output
     document = json.loads(report.read_text())
@@ -300,13 +299,12 @@ def test_a_run_that_a_witness_judged_is_judged_again_by_its_stored_rows(witnesse
 
 
 def test_a_witness_cannot_be_computed_anew_without_an_engine(witnessed_run):
-    done = call("recheck", str(witnessed_run), "--fresh-reference")
-    assert done.exit_code == 2
+    done = call("recheck", witnessed_run, "--fresh-reference", code=2)
     assert "judged by the witness" in done.output
     assert "--reference witness" in done.output
     (stored,) = witnessed_run.glob("*/reference.json")
     stored.unlink()  # then the run itself still says so
-    assert "judged by the witness" in call("recheck", str(witnessed_run), "--fresh-reference").output
+    assert "judged by the witness" in call("recheck", witnessed_run, "--fresh-reference").output
 
 
 def test_the_first_provider_that_knows_a_pair_is_asked(monkeypatch):
