@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cases.checkpoints import make
-from cases.meta.handmade import lone_part
+from cases.meta.batches import lone_part
 from harness.archive.store import read_case
 from harness.checks.judge import judge
 from harness.contract.known_issues import assumed_by

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cases.checkpoints import make
-from cases.meta.handmade import lone_part
+from cases.meta.batches import lone_part
 from harness.contract.rows import RowBuilder
 from harness.contract.settings import SpecConfig
 from harness.contract.trace import Trace
