@@ -57,6 +57,12 @@ def scenario(
     )
 
 
+def asking(*requests: RequestSpec, name: str = "handmade", **fields: Any) -> Scenario:
+    """All requests at once, driven to their ends. fields: others of the scenario."""
+    script = (Op(kind="submit", rids=tuple(one.rid for one in requests)), Op(kind="drain"))
+    return Scenario(**{"name": name, "requests": requests, "script": script, **fields})
+
+
 def target(position: int, token: int) -> int:
     """The target's choice after `token` at `position`."""
     return (token * 5 + position * 3 + 7) % VOCAB

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cases.meta import handmade
 from cases.meta.command_line import call
+from cases.meta.recorded import GPU
 from harness.archive.store import read_case
 from harness.archive.writer import RunWriter
 from harness.checks import judge
@@ -29,7 +29,6 @@ from harness.driving.witness_texts import Meaning, Texts
 from harness.driving.witness_trace import reference_trace
 from harness.driving.witness_trees import Growth
 
-RECORDED = Path(__file__).parents[1] / "recorded" / "gpu"
 CHAIN = handmade.scenario()
 #: With three steps the toy verifies other candidates than the best.
 TREE = handmade.scenario(t=2, k=2)
@@ -329,7 +328,7 @@ def test_the_first_provider_that_knows_a_pair_is_asked(monkeypatch):
         prepare.provider("witness", None, [layered], say=said.append)
 
 
-@pytest.mark.parametrize("folder", sorted(RECORDED.iterdir()), ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", sorted(GPU.iterdir()), ids=lambda folder: folder.name)
 def test_what_needs_no_weights_is_what_the_papers_say(folder):
     """Real traces in half precision, with and without defects: both references expect the same rows and inputs."""
     case = read_case(folder, reference=True)
