@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from cases.meta import pretended_wheels
+from cases.meta.command_line import call
 from cases.meta.pretended_pip import quiet
 from cases.meta.pretended_wheels import OTHER, OWN, REQUIRES, REQUIRES_TORCH, PretendedIndex, sglang_files
-from cases.meta.test_cli_bad_input import call
 from harness.engines import dependencies
 from harness.engines.dependencies import EnvError
 from harness.machines import archives, bundle_contents, bundle_files, pack, prebuild
@@ -359,8 +359,7 @@ def test_what_can_be_refused_at_once_is(index, tmp_path, monkeypatch, arguments,
 
 def test_the_command_prints_what_it_came_to(index, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = call("engines", "pack", "0.5.13", "--output", "sglang.bundle")
-    assert done.exit_code == 0, done.output
+    done = call("engines", "pack", "0.5.13", "--output", "sglang.bundle", code=0)
     lines = done.stdout.splitlines()
     assert any(line.split()[:2] == ["sglang-kernel-0.4.3", "4"] for line in lines), done.stdout
     assert lines[-3].startswith("sglang.bundle: ")
