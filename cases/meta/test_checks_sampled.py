@@ -9,9 +9,9 @@ import torch
 from cases.checkpoints import make
 from cases.meta import handmade
 from cases.meta.speculating import FreeSession
-from harness.checks.accepts import usual_draws
 from harness.checks.evidence import gather
 from harness.checks.judge import judge
+from harness.checks.ties import usual_draws
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op

@@ -8,9 +8,9 @@ import torch
 
 from cases.meta.test_checks_sampled import accepts, altered, other_last_token, pair, sampled, with_margin  # noqa: F401  (fixtures)
 from harness.archive.event_facts import unfit
-from harness.checks.accepts import usual_draws
 from harness.checks.evidence import gather
 from harness.checks.judge import judge
+from harness.checks.ties import usual_draws
 from harness.contract.requests import RequestSpec
 from harness.driving.oracle import Oracle, with_own
 from reference.choices import decide, first

@@ -17,10 +17,7 @@ from harness.checks.selection import NearSelections
 from harness.contract.align import Ints
 from harness.contract.rows import Ragged, Rows
 from harness.contract.tolerance import Budget, budget_for, choice_margin, tie_limit
-from harness.contract.types import Divergence, Kind, Phase, Policy
-
-ROTATED = (Phase.DRAFT_PREFILL, Phase.EXTEND)
-TARGET = (Phase.PREFILL, Phase.VERIFY)
+from harness.contract.types import EXTENDING, TARGET, Divergence, Kind, Phase, Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +96,7 @@ def compare_integers(pairs: Pairs) -> CheckResult:
     is the best by the engine's own values, its integers are as right as these: compared as a choice, not EXACT.
     """
     result, near = CheckResult(), NearSelections(pairs.evidence, pairs.phase, pairs.budget)
-    rotated = pairs.phase in ROTATED
+    rotated = pairs.phase in EXTENDING
     inputs = Kind.EXTEND_INPUT if rotated else Kind.TOKEN
     plan = [("input_id", inputs, "extend_inputs" if rotated else "tokens", "reference-input")]
     plan.append(("position", Kind.POSITION, "positions", ""))

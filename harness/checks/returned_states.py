@@ -53,7 +53,7 @@ def check_returned_states(evidence: Evidence) -> CheckResult:
 
 def _expected(evidence: Evidence, request: RequestSpec, output: int) -> list[int]:
     """Places of the text that have a row: what was computed of the prompt, and all of the output but the last."""
-    parts = next((parts for (rid, _), parts in sorted(evidence.parts.items()) if rid == request.rid), [])
+    parts = next(iter(evidence.attempts(request.rid)), [])
     return list(range(parts[0].start, len(request.input_ids) + output - 1)) if parts and output else []
 
 

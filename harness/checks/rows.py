@@ -147,7 +147,7 @@ def check_rows_of_both_sides(evidence: Evidence) -> CheckResult:
         for divergence in unpaired(evidence.aligned, evidence.engine.rows, evidence.reference.rows)
         if not _unneeded(evidence, divergence, pruned)
         and not _unanswered(divergence, stopped)
-        and not (divergence.key.phase == Phase.ACCEPT and _share(divergence) in judged)
+        and not (divergence.key.phase == Phase.ACCEPT and divergence.key.share in judged)
     ]
     reasons = [
         f"no reference for {rid} from round {event.data.get('round')} on: {event.data.get('why')}"
@@ -155,11 +155,6 @@ def check_rows_of_both_sides(evidence: Evidence) -> CheckResult:
         if rid not in refused  # they have their reason
     ]
     return CheckResult(divergences=found, unknown=reasons)
-
-
-def _share(divergence: Divergence) -> Share:
-    key = divergence.key
-    return (key.dp_rank, key.rid, key.attempt, key.committed)
 
 
 def _unanswered(divergence: Divergence, stopped: dict[str, Event]) -> bool:
@@ -170,7 +165,7 @@ def _unanswered(divergence: Divergence, stopped: dict[str, Event]) -> bool:
 
 def _unneeded(evidence: Evidence, divergence: Divergence, pruned: set[Share]) -> bool:
     """What older workers leave out for a request that has just ended: its draft extend, the rest of its walk."""
-    key, share = divergence.key, _share(divergence)
+    key, share = divergence.key, divergence.key.share
     if divergence.kind is not Kind.MISSING_ROW or share not in pruned:
         return False
     if key.phase == Phase.EXTEND:

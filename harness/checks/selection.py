@@ -203,7 +203,7 @@ class NearSelections:
 
     def _place(self, mine: int) -> tuple[Share, int]:
         key = self._evidence.engine.rows.key(mine)
-        return (key.dp_rank, key.rid, key.attempt, key.committed), key.step
+        return key.share, key.step
 
     def _round(self, share: Share, whose: Callable[[Evidence], Values]) -> Round | None:
         name = (share, whose is by_engine)

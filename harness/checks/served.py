@@ -36,8 +36,8 @@ def check_admission(evidence: Evidence) -> CheckResult:
         why = too_long(request, evidence.scenario.spec, evidence.scenario.engine) or (
             "the queue is full when it arrives" if full.get(rid) else ""
         )
-        ran = [part for (who, _), listed in evidence.parts.items() if who == rid for part in listed]
-        served = not all(is_instead(evidence, part) for part in ran) or bool(rid in ends and ends[rid].output_ids)
+        ran = not all(is_instead(evidence, part) for part in evidence.parts_of(rid))
+        served = ran or bool(rid in ends and ends[rid].output_ids)
         if why:
             if served:
                 said = f"refused: {why}"
@@ -134,7 +134,7 @@ class _State:
 
 
 def _state(evidence: Evidence, rid: str, abort: Event) -> _State:
-    parts, step = _parts(evidence, rid), abort.scheduler_step
+    parts, step = evidence.parts_of(rid), abort.scheduler_step
     before = [part for part in parts if part.record.scheduler_step < step]
     prompt = len(evidence.scenario.request(rid).input_ids)
     until = max((_reach(part) for part in before if _commits(part)), default=prompt)
@@ -202,13 +202,8 @@ def _wrongly_back(evidence: Evidence, event: Event, back: list[str]) -> Iterator
 def _worth(evidence: Evidence, rid: str, step: int) -> tuple[int, int]:
     """SGLang keeps longer outputs, and of equal ones shorter prompts."""
     prompt = len(evidence.scenario.request(rid).input_ids)
-    before = [part for part in _parts(evidence, rid) if part.record.scheduler_step < step and _commits(part)]
+    before = [part for part in evidence.parts_of(rid) if part.record.scheduler_step < step and _commits(part)]
     return max((_reach(part) for part in before), default=prompt) - prompt, -prompt
-
-
-def _parts(evidence: Evidence, rid: str) -> list[Part]:
-    """All parts of a request in order, whatever the attempt."""
-    return [part for (one, _), parts in sorted(evidence.parts.items()) if one == rid for part in parts]
 
 
 def _waiting(evidence: Evidence, step: int) -> set[str]:

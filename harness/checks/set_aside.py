@@ -13,7 +13,7 @@ from harness.checks.registry import CheckResult, Tie
 from harness.contract.batches import Part
 from harness.contract.providers import is_witness
 from harness.contract.requests import GRAMMARS, PLAIN
-from harness.contract.types import Divergence, Kind, Phase
+from harness.contract.types import TARGET, Divergence, Kind, Phase
 
 #: What a scenario does to a hand-over that its request cannot outlive.
 LOSING = ("fail", "drop")
@@ -23,7 +23,7 @@ INSTEAD = 0
 WHATEVER_PROMPT = (Kind.CACHE_SLOT, Kind.LEAK, Kind.LOCKSTEP, Kind.CRASH, Kind.HANG)
 WHO_IS_SERVED = "admission"
 #: Where the target chooses, and the checks that hold a choice, or what is committed by choices, against a reference.
-CHOOSING = (Phase.PREFILL, Phase.VERIFY, Phase.ACCEPT)
+CHOOSING = (*TARGET, Phase.ACCEPT)
 OF_CHOICES = ("rules", "sampled", "losslessness")
 #: Checks that compare choices among other things: what a choice that differs is called there.
 CHOICE = "choice-"
@@ -101,7 +101,7 @@ def _refused(evidence: Evidence) -> Iterator[str]:
     """
     said = {event.data["rid"] for event in evidence.engine.named("request_error")}
     for rid in errors(evidence).keys() & said:
-        parts = [part for (who, _), listed in evidence.parts.items() if who == rid for part in listed]
+        parts = evidence.parts_of(rid)
         if len(parts) == 1 and is_instead(evidence, parts[0]):
             yield rid
 
