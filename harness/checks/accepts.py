@@ -191,10 +191,9 @@ def _judge_first(evidence: Evidence, row: int, decided: dict[str, Any], result: 
 def _walks(evidence: Evidence, rids: set[str], event: str, *, nothing: str) -> CheckResult:
     """Committed tokens of some requests against what the reference committed, where an event says how near it was."""
     result = CheckResult()
-    assert evidence.reference is not None
-    if not rids or is_witness(evidence.reference.header):
+    if not rids or is_witness(evidence.truth.header):
         return result  # it knows no probabilities: the verdict says so
-    decided, truth = _decided(evidence.reference, Phase.ACCEPT, event), tabulate(evidence.reference.rows)
+    decided, truth = _decided(evidence.truth, Phase.ACCEPT, event), tabulate(evidence.truth.rows)
     left = list[str]()
     for share, rows in evidence.table.each(Phase.ACCEPT):
         if share[1] in rids and share in decided:

@@ -36,8 +36,7 @@ class Pairs:
 
     @property
     def theirs(self) -> Rows:
-        assert self.evidence.reference is not None
-        return self.evidence.reference.rows
+        return self.evidence.truth.rows
 
     def lists(self, column: str) -> tuple[Ragged, Ragged]:
         """A list column of either side."""
@@ -77,8 +76,7 @@ class Pairs:
 
 def pairs_of(evidence: Evidence, phase: Phase) -> Pairs:
     """Aligned pairs of one phase, in engine order."""
-    assert evidence.aligned is not None
-    aligned = evidence.aligned
+    aligned = evidence.paired
     chosen = evidence.engine.rows.strings["phase"][aligned.engine] == str(phase)
     return Pairs(
         evidence=evidence,

@@ -98,6 +98,18 @@ class Evidence:
         """index -> token of a request as a batch of it has them, those among them that a retraction took back."""
         return ChainMap(self.lost.get(share[1:3], {}), self.full.get(share[1], {}))
 
+    @property
+    def truth(self) -> Trace:
+        """The reference trace, for whoever runs only where there is one."""
+        assert self.reference is not None
+        return self.reference
+
+    @property
+    def paired(self) -> Aligned:
+        """The same of the alignment with it."""
+        assert self.aligned is not None
+        return self.aligned
+
     def attempts(self, rid: str) -> list[list[Part]]:
         """A request's parts in batches in order of time, a list for each time it started from prefill."""
         return [parts for (one, _), parts in sorted(self.parts.items()) if one == rid]

@@ -39,8 +39,7 @@ def _hidden(pairs: Pairs, side: str, result: CheckResult, failed: set[int]) -> N
     """Rows of tensors['<side>.<PHASE>'] where both sides have one."""
     name = f"{side}.{pairs.phase}"
     pairs = replace(pairs, budget=budget_for(pairs.evidence.dtype_in(pairs.phase, side)))
-    reference = pairs.evidence.reference
-    assert reference is not None
+    reference = pairs.evidence.truth
     mine, theirs = pairs.evidence.engine.tensors.get(name), reference.tensors.get(name)
     if mine is None or theirs is None:
         return
@@ -89,8 +88,7 @@ def _explained(pairs: Pairs, side: str, place: int, wrong: Floats, at_theirs: In
     A row of the same batch; of a state that was handed on, one feature of several, or what this request had handed on
     in another round.
     """
-    assert pairs.evidence.reference is not None
-    theirs = pairs.evidence.reference.tensors[f"{side}.{pairs.phase}"]
+    theirs = pairs.evidence.truth.tensors[f"{side}.{pairs.phase}"]
     hint = _neighbour(pairs, place, wrong, at_theirs, theirs)
     if hint != "off" or side != "hidden_in":
         return hint
@@ -109,14 +107,13 @@ def _features(pairs: Pairs, wrong: Floats, truth: Floats) -> str:
 
 def _of_another_round(pairs: Pairs, place: int, wrong: Floats) -> str:
     """Whether the request was given, or left, this state in another round; in half precision others pass for it."""
-    assert pairs.evidence.reference is not None
     if pairs.budget.dtype != "float32":
         return ""
     rows, here = pairs.theirs, int(pairs.reference[place])
     same = (rows.strings["rid"] == rows.strings["rid"][here]) & (rows.ints["round"] != rows.ints["round"][here])
     for side in ("hidden_in", "hidden_out"):
         for phase in sorted(set(rows.strings["phase"][same])):
-            states = pairs.evidence.reference.tensors.get(f"{side}.{phase}")
+            states = pairs.evidence.truth.tensors.get(f"{side}.{phase}")
             at = rows.ints[side][same & (rows.strings["phase"] == phase)]
             at = at[at >= 0]
             if states is None or not len(at) or states.shape[1] != len(wrong):

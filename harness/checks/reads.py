@@ -243,8 +243,7 @@ Beam = tuple[int, int]
 
 def _attended(evidence: Evidence) -> dict[tuple[Share, Beam], int]:
     """(share, (step, beam)) -> the beam of the step before that it attends, by the reference."""
-    assert evidence.reference is not None
-    rows = evidence.reference.rows
+    rows = evidence.truth.rows
     keys = [rows.key(row) for row in (rows.ints["attends"] >= 0).nonzero()[0].tolist()]
     found = rows.ints["attends"][rows.ints["attends"] >= 0].tolist()
     return {(key.share, (key.step, key.slot)): beam for key, beam in zip(keys, found, strict=True)}

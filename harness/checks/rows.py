@@ -137,14 +137,12 @@ def check_rows_of_both_sides(evidence: Evidence) -> CheckResult:
 
     MISSING_ROW and EXTRA_ROW between the sides.
     """
-    assert evidence.aligned is not None
-    assert evidence.reference is not None
-    stopped = {str(event.data["rid"]): event for event in evidence.reference.named("reference_stopped")}
+    stopped = {str(event.data["rid"]): event for event in evidence.truth.named("reference_stopped")}
     judged, refused = judged_walks(evidence), errors(evidence)
     pruned = {part.share for parts in evidence.parts.values() for part in parts if ends_here(evidence, part)}
     found = [
         divergence
-        for divergence in unpaired(evidence.aligned, evidence.engine.rows, evidence.reference.rows)
+        for divergence in unpaired(evidence.paired, evidence.engine.rows, evidence.truth.rows)
         if not _unneeded(evidence, divergence, pruned)
         and not _unanswered(divergence, stopped)
         and not (divergence.key.phase == Phase.ACCEPT and divergence.key.share in judged)

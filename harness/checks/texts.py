@@ -31,8 +31,7 @@ def check_grammar(evidence: Evidence) -> CheckResult:
     TOKEN at rows that chose what their grammar does not allow, and at those whose mask is not its tokens.
     """
     result, masks, refused = CheckResult(), _masks(evidence), errors(evidence)
-    assert evidence.reference is not None
-    for event in evidence.reference.events:
+    for event in evidence.truth.events:
         if event.name == "unread":
             if event.data["rid"] not in refused:  # they have their reason
                 result.unknown.append(f"the grammar of {event.data['rid']} is not judged: {event.data['why']}")
@@ -121,8 +120,7 @@ def check_texts(evidence: Evidence) -> CheckResult:
     TOKEN where an output runs past its stop string, ends without one, or comes back as another text.
     """
     result = CheckResult()
-    assert evidence.reference is not None
-    written = {event.data["rid"]: event.data for event in evidence.reference.named("written")}
+    written = {event.data["rid"]: event.data for event in evidence.truth.named("written")}
     answers = {event.data["rid"]: event.data for event in evidence.engine.named("text")}
     result.unknown = [
         f"the text of {request.rid} is not judged: the reference has no tokenizer"

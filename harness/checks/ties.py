@@ -60,9 +60,8 @@ def usual_draws(evidence: Evidence) -> float:
     Of a flat distribution over many tokens every interval is narrow, and a draw falls either way half the time. What is
     nearer than a limit may be a tie; a limit is four standard deviations.
     """
-    assert evidence.reference is not None
     found = 0.0
-    for event in evidence.reference.named("sampled", "ruled"):
+    for event in evidence.truth.named("sampled", "ruled"):
         if not evidence.scenario.request(event.data["rid"]).greedy:
             data = event.data
             away = float(data["margin"]) / (tie_margin(evidence, data) / 4)
@@ -76,8 +75,7 @@ def routing_ties(evidence: Evidence) -> list[Tie]:
     """One for each token whose rows went to other experts: what later rows of it are follows."""
     if not (said := _said(evidence)):
         return []
-    assert evidence.reference is not None
-    rows, found = evidence.reference.rows, dict[tuple[str, int], Tie]()
+    rows, found = evidence.truth.rows, dict[tuple[str, int], Tie]()
     for row in said["rows"]:
         key, token = rows.key(row), int(rows.ints["input_id"][row])
         tie = Tie(key=key, round=int(rows.ints["round"][row]), expected=token, observed=token, margin=0.0, limit=0.0)
