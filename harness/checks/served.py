@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.checks.set_aside import errors, is_instead
+from harness.contract import answers
 from harness.contract.admission import ABORTED, EXHAUSTED, LOST_ON_THE_WAY, REFUSALS, reserved_slots, too_long
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
@@ -30,7 +31,7 @@ def check_admission(evidence: Evidence) -> CheckResult:
     EXTRA_ROW for one served that must be refused, MISSING_ROW for one that is not served.
     """
     result = CheckResult()
-    ends, told, full = _ends(evidence), _errors(evidence), queue_refuses(evidence)
+    ends, told, full = _ends(evidence), answers.errors(evidence.engine), queue_refuses(evidence)
     for request in evidence.scenario.requests:
         rid, error = request.rid, told.get(request.rid, "")
         why = too_long(request, evidence.scenario.spec, evidence.scenario.engine) or (
@@ -215,10 +216,6 @@ def _waiting(evidence: Evidence, step: int) -> set[str]:
 def _ends(evidence: Evidence) -> dict[str, RequestEnd]:
     known = {request.rid for request in evidence.scenario.requests}
     return {end.rid: end for end in evidence.engine.ends if end.rid in known}
-
-
-def _errors(evidence: Evidence) -> dict[str, str]:
-    return {str(one.data["rid"]): str(one.data["error"]) for one in evidence.engine.named("request_error")}
 
 
 def _of(evidence: Evidence, rid: str, kind: Kind, expected: str, observed: str, hint: str) -> Divergence:

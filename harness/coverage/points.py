@@ -175,6 +175,12 @@ def points_of_keys(keys: Iterable[str], find: Callable[[Scenario, Trace, str], I
         coverage_point(f"a verify of a request that asks for {key}")(point)
 
 
+def running_after(trace: Trace, side: str | None = None) -> dict[tuple[int, int], set[str]]:
+    """(scheduler step, DP rank) -> requests that were running there after that step. side: of a pair of engines."""
+    steps = (event for event in trace.named("turn") if side in (None, event.data.get("side")))
+    return {(event.scheduler_step, event.dp_rank): set(event.data.get("running", ())) for event in steps}
+
+
 def first_tokens(trace: Trace, rids: Collection[str]) -> Iterator[Part]:
     """The last prompt batches of these requests, which choose the token after a prompt."""
     for parts in parts_of(trace).values():
