@@ -11,10 +11,10 @@ import time
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
 from cases import catalogue
 from cases.meta import pretended_engine
+from cases.meta.command_line import call
 from cases.meta.histories import History
 from harness.bisect.fitting import Needs, misfit, of_commit, of_release, rebuilt
 from harness.bisect.repository import Repository
@@ -22,7 +22,6 @@ from harness.bisect.trials import Subject
 from harness.bisect.verdicts import Cache, Failure, Run
 from harness.cli import bisect_runs
 from harness.cli.bisect_runs import Setting
-from harness.cli.main import app
 from harness.contract.types import Outcome
 from harness.driving.own_source import source_digest
 from harness.engines import envs
@@ -118,8 +117,7 @@ def bisect(made, tmp_path, *, bad, good, code=0, more=()):
     """(the JSON, what was printed) of the command."""
     report = tmp_path / "bisect.json"
     options = ["--case", "pr25015", "--repo", str(made.folder), "--bad", bad, "--good", good]
-    done = CliRunner().invoke(app, ["bisect", *options, "--json", str(report), *more])
-    assert done.exit_code == code, done.output
+    done = call("bisect", *options, "--json", report, *more, code=code)
     return (json.loads(report.read_text()) if report.is_file() else None), done.output
 
 
@@ -308,6 +306,5 @@ def test_a_checkout_or_commit_that_cannot_be_searched_is_refused_before_anything
     history.commit("words only")
     arguments = {"--repo": str(history.folder), "--bad": "HEAD", "--good": "v0.5.12.post1", **dict([options])}
     typed = [word for option in arguments.items() for word in option]
-    done = CliRunner().invoke(app, ["bisect", "--case", "pr25015", *typed])
-    assert done.exit_code == 2, done.output
+    done = call("bisect", "--case", "pr25015", *typed, code=2)
     assert said in done.output.replace("\n", " ").replace("  ", " ")

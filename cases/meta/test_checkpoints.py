@@ -27,8 +27,6 @@ from cases.table_weights import TableRecipe
 from cases.trained_weights import TrainedRecipe
 from harness.driving import pairs
 
-torch.set_num_threads(1)
-
 REPOSITORY = Path(__file__).parents[2]
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import save_file
 
 from cases import checkpoints, fixed
-from cases.meta.test_cli_bad_input import call
+from cases.meta.command_line import call
 from harness.archive.records import RunManifest
 from harness.contract.requests import RequestSpec
 from harness.contract.settings import SpecConfig
@@ -277,7 +277,7 @@ def test_a_pair_of_a_kind_that_a_release_does_not_run_is_refused_before_its_boot
 def test_what_sglang_computes_on_a_gpu_alone_is_refused_on_a_cpu(folder, config, why):
     target = folder("target", {"lm_head.weight": (512, 64)}, **config)
     draft = folder("draft", {"fc.weight": (64, 128)})
-    done = call("run", "--target", str(target), "--draft", str(draft))
+    done = call("run", "--target", target, "--draft", draft)
     assert (done.exit_code, why in done.stderr, "--device cuda" in done.stderr) == (2, True, True)
 
 
