@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from harness.bisect.search import Direction
 from harness.contract.usage import UsageError
@@ -121,6 +122,7 @@ def open_repository(path: Path) -> Repository:
 class Commits:
     """Commits that touch the Python files, from one full id to another that contains it."""
 
+    over: ClassVar[str] = "commits"
     repository: Repository
     old: str
     new: str
@@ -143,6 +145,9 @@ class Commits:
 
     def label(self, name: str) -> str:
         return name[:12]
+
+    def title(self, name: str) -> str:
+        return self.repository.title(name)
 
 
 def checkout(path: Path) -> Repository:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 Call = Literal["bad", "good", "unknown"]
 #: broken: the older end is good, so the search is for the first bad one. fixed: the other way round.
@@ -36,7 +36,12 @@ class Tried:
 
 
 class Line(Protocol):
-    """Versions in order of age, from the older end to the newer one."""
+    """Versions in order of age, from the older end to the newer one. over: what they are, in one word."""
+
+    over: ClassVar[str]
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
 
     @property
     def old(self) -> str: ...
@@ -53,11 +58,15 @@ class Line(Protocol):
     def label(self, name: str) -> str:
         """A version as people write it."""
 
+    def title(self, name: str) -> str:
+        """What it says of itself, empty for nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Releases:
     """The line of published releases, oldest first, two or more."""
 
+    over: ClassVar[str] = "releases"
     names: tuple[str, ...]
 
     @property
@@ -79,6 +88,9 @@ class Releases:
 
     def label(self, name: str) -> str:
         return name
+
+    def title(self, name: str) -> str:
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

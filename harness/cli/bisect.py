@@ -109,9 +109,7 @@ def _over_releases(setting: Setting, trials: Trials, *, bad: str, good: str, con
     found = search(line, bisect_versions.judge_release(setting, trials, console=console), direction=direction)
     path = bisect_versions.path_of(found.tried)
     changed = bisect_versions.changed_between_releases(found.old, found.new, path=path)
-    return bisect_document(
-        found, names=line.names, over="releases", subject=setting.subject, trials=trials, changed=changed, note=note
-    )
+    return bisect_document(found, line=line, subject=setting.subject, trials=trials, changed=changed, note=note)
 
 
 def _over_commits(
@@ -125,17 +123,8 @@ def _over_commits(
     with worktrees(repository) as trees:
         judge = bisect_versions.judge_commit(setting, trials, worktrees=trees, console=console)
         found = search(line, judge, direction=line.direction)
-    shown = {*(one.name for one in found.tried), *found.between, found.old, found.new}
-    return bisect_document(
-        found,
-        names=line.names,
-        over="commits",
-        subject=setting.subject,
-        trials=trials,
-        changed=changed_between(repository, found.old, found.new, path=bisect_versions.path_of(found.tried)),
-        labels={name: line.label(name) for name in shown},
-        titles={name: repository.title(name) for name in shown},
-    )
+    changed = changed_between(repository, found.old, found.new, path=bisect_versions.path_of(found.tried))
+    return bisect_document(found, line=line, subject=setting.subject, trials=trials, changed=changed)
 
 
 def _no_answer(error: NoAnswer, trials: Trials, console: Console) -> Exit:
