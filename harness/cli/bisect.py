@@ -20,7 +20,6 @@ from harness.bisect.verdicts import Cache
 from harness.cli import bisect_runs, bisect_versions, options
 from harness.cli.bisect_runs import Setting
 from harness.cli.outcome import Exit, guarded, kept, typed_again
-from harness.cli.settings import OF_KERNELS, takes_settings
 from harness.contract.outputs import check_target, write_json
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
@@ -30,7 +29,7 @@ from reports.prose import say
 
 
 @guarded
-@takes_settings(OF_KERNELS)
+@options.takes_settings(options.OF_KERNELS)
 def command(
     bad: Annotated[str, typer.Option(help="A release (with --repo: a commit) that shows the failure.")],
     good: Annotated[str, typer.Option(help="A release (with --repo: a commit) without it, older or newer.")],
