@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
+from harness.contract.usage import UserError
+
 Call = Literal["bad", "good", "unknown"]
 #: broken: the older end is good, so the search is for the first bad one. fixed: the other way round.
 Direction = Literal["broken", "fixed"]
@@ -133,7 +135,7 @@ class Answer:
         return min(1.0, sum(one.risk for one in self.tried if one.call == "good"))
 
 
-class NoAnswer(Exception):
+class NoAnswer(UserError):
     """The two ends are not what they were named for; `tried` is what is known of them."""
 
     def __init__(self, what: str, tried: Sequence[Tried]) -> None:
@@ -147,6 +149,8 @@ class NoChange(NoAnswer):
 
 class EndUnknown(NoAnswer):
     """One end cannot be judged, so there is nothing to search between."""
+
+    exit_code = 3
 
 
 Judge = Callable[[str], Tried]

@@ -76,7 +76,11 @@ def command(
             else:
                 document = _over_commits(repo, setting, trials, bad=bad, good=good, console=console)
     except NoAnswer as error:
-        return _no_answer(error, trials, console)
+        for one in error.tried:
+            say(console, f"  {one.name} is {one.call}: {one.why}" + (f"; {one.run}" if one.run else ""))
+        if isinstance(error, NoChange) and not trials.repeated:
+            error.add_note("if the failure comes and goes, search with  --repeat 5")
+        raise
     render_bisect(console, document, repo=repo)
     write_json(document, json)
     return Exit.PASS if document["exact"] else Exit.UNKNOWN
@@ -124,16 +128,3 @@ def _over_commits(
         found = search(line, judge, direction=line.direction)
     changed = changed_between(repository, found.old, found.new, path=bisect_versions.path_of(found.tried))
     return bisect_document(found, line=line, subject=setting.subject, trials=trials, changed=changed)
-
-
-def _no_answer(error: NoAnswer, trials: Trials, console: Console) -> Exit:
-    """Ends that are not what they were named for: a usage error if they have verdicts, else unknown."""
-    for one in error.tried:
-        say(console, f"  {one.name} is {one.call}: {one.why}" + (f"; {one.run}" if one.run else ""))
-    text = str(error)
-    if isinstance(error, NoChange):
-        if not trials.repeated:
-            text += "\n  if the failure comes and goes, search with  --repeat 5"
-        raise UsageError(text)
-    say(Console(stderr=True), f"eaglecheck: {text}")
-    return Exit.UNKNOWN
