@@ -12,6 +12,7 @@ from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.night.judge import Group, Judgement, Status
 from harness.night.text import COLUMNS, how_often, places, rows, since, verdict_line
+from reports.prose import markdown_table
 
 #: Bytes a step summary may have, of the 1 048 576 allowed; the rest is for what other steps of the job add to it.
 BUDGET = 900_000
@@ -83,8 +84,7 @@ def _finding(group: Group, judged: Judgement) -> str:
 
 
 def _table(titles: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
-    made = ["", f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
-    return "\n".join([*made, *(f"| {' | '.join(map(cell, line))} |" for line in lines), ""])
+    return f"\n{markdown_table(titles, [[*map(cell, line)] for line in lines])}\n"
 
 
 def cell(text: str) -> str:
