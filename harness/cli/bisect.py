@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,12 +12,10 @@ import typer
 from rich.console import Console
 
 from harness.archive.run_folders import whole
-from harness.bisect.changes import changed_between
-from harness.bisect.documents import bisect_document, interrupted_document
-from harness.bisect.repository import checkout, commits
-from harness.bisect.search import NoAnswer, NoChange, search
-from harness.bisect.trees import worktrees
-from harness.bisect.trials import MOST_TRIES, Trials
+from harness.bisect.changes import Changed, changed_between
+from harness.bisect.repository import checkout, commits, worktrees
+from harness.bisect.search import Answer, Line, NoAnswer, NoChange, Tried, search
+from harness.bisect.trials import MOST_TRIES, Subject, Trials
 from harness.bisect.verdicts import Cache
 from harness.cli import bisect_runs, bisect_versions, options
 from harness.cli.bisect_runs import Setting
@@ -26,6 +26,9 @@ from harness.contract.words import counted
 from harness.driving.adapt import NOTHING, Wanted
 from reports.bisect import render_bisect
 from reports.prose import say
+
+#: Of the JSON, which is stable and described in docs/bisect.md.
+BISECT_SCHEMA = 1
 
 
 @guarded
@@ -128,3 +131,56 @@ def _over_commits(
         found = search(line, judge, direction=line.direction)
     changed = changed_between(repository, found.old, found.new, path=bisect_versions.path_of(found.tried))
     return bisect_document(found, line=line, subject=setting.subject, trials=trials, changed=changed)
+
+
+def bisect_document(
+    found: Answer, *, line: Line, subject: Subject, trials: Trials, changed: Sequence[Changed] | None, note: str = ""
+) -> dict[str, Any]:
+    """The whole search. changed: None where the two trees are not both there."""
+    order, ends = {name: at for at, name in enumerate(line.names)}, (found.old, found.new)
+    tried = sorted(found.tried, key=lambda one: order.get(one.name, 0))
+    return {
+        **interrupted_document(over=line.over, subject=subject, trials=trials, why=note),
+        "direction": found.direction,
+        "first_bad": found.first_bad,
+        "first_good": found.first_good,
+        "last_good": found.last_good,
+        "last_bad": found.last_bad,
+        "exact": found.exact,
+        "between": [{"name": name, "label": line.label(name)} for name in found.between],
+        "versions": len(order),
+        "tried": [_tried(one, label=line.label(one.name), title=line.title(one.name)) for one in tried],
+        "risk": found.risk,
+        "changed_known": changed is not None,
+        "changed": [dataclasses.asdict(one) for one in changed or ()],
+        "commits": {name: line.title(name) for name in ends} if line.over == "commits" else {},
+        "labels": {name: line.label(name) for name in ends},
+    }
+
+
+def interrupted_document(*, over: str, subject: Subject, trials: Trials, why: str) -> dict[str, Any]:
+    """What there is without an answer: what is searched for, and everything tried so far."""
+    rate = trials.rate
+    return {
+        "schema": BISECT_SCHEMA,
+        "case": subject.name,
+        "scenario": subject.scenario.id,
+        "failure": {"signature": trials.failure.signature, "kinds": list(trials.failure.kinds)},
+        "over": over,
+        "exact": False,
+        "tried": [_tried(one, label=one.name, title="") for one in trials.judged],
+        "repeated": trials.repeated,
+        "rate": rate and {"failures": rate.failures, "tries": rate.tries, "lower": round(rate.lower, 6)},
+        "note": why,
+    }
+
+
+def _tried(one: Tried, *, label: str, title: str) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(one),
+        "label": label,
+        "title": title,
+        "kinds": list(one.kinds),
+        "seconds": round(one.seconds, 1),
+        "run": one.run if one.run and Path(one.run).is_dir() else None,
+    }
