@@ -12,8 +12,7 @@ import pytest
 from cases.meta.histories import History
 from cases.meta.test_bisect_commits import FAILS, PASSES, bisect, know, notes, start
 from cases.meta.test_bisect_commits import home as home
-from harness.bisect.repository import Repository
-from harness.bisect.trees import worktrees
+from harness.bisect.repository import Repository, worktrees
 
 
 @pytest.fixture
