@@ -62,14 +62,16 @@ def notes(made: History, count: int) -> None:
         made.commit(f"note {len(made.commits)}")
 
 
+SETTING = Setting(
+    subject=Subject(name="pr25015", scenario=CASE.scenario, failure=Failure(kinds=CASE.kinds)), device="cpu"
+)
+
+
 def know(made: History, *, verdicts: Mapping[str, Run], release: str = "0.5.12.post1") -> None:
     """Put verdicts (commit -> run) in the cache, as runs in the environment of `release`."""
-    setting = Setting(
-        subject=Subject(name="pr25015", scenario=CASE.scenario, failure=Failure(kinds=CASE.kinds)), device="cpu"
-    )
     for commit, run in verdicts.items():
         content = made.git("rev-parse", f"{commit}:python")
-        Cache.at_home().add(setting.identity(envs.state(release), tree=content), run)
+        Cache.at_home().add(SETTING.identity(envs.state(release), tree=content), run)
 
 
 def bisect(

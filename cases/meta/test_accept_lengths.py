@@ -28,7 +28,7 @@ from harness.defects import departures
 from harness.driving.accept_lengths import AcceptLengths, AcceptRounds, observed_lengths, total
 from harness.driving.plan import Setup
 from harness.driving.results import ScenarioResult
-from harness.night.charts import trends_of
+from harness.night.trends import trends_of
 from reference.expected import committed_by
 from reference.pairs import load_pair
 from reference.tree import with_depths

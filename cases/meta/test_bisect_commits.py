@@ -11,11 +11,15 @@ import psutil
 import pytest
 
 from cases.meta import pretended_engine
-from cases.meta.bisections import FAILS, PASSES, PINS, bisect, furnish, know, notes, project, start
+from cases.meta.bisections import FAILS, PASSES, PINS, SETTING, bisect, furnish, know, notes, project, start
 from cases.meta.command_line import call
 from cases.meta.processes import wait_until
 from harness.bisect.fitting import Needs, misfit, of_commit, of_release, rebuilt
 from harness.bisect.repository import Repository
+from harness.bisect.verdicts import Cache
+from harness.cli import bisect_runs
+from harness.driving.own_source import source_digest
+from harness.engines import envs
 
 
 @pytest.fixture
@@ -28,6 +32,16 @@ def home(work):
 @pytest.fixture
 def history(tmp_path):
     return start(tmp_path / "repo")
+
+
+def test_a_verdict_is_kept_for_one_state_of_our_own_files(home, monkeypatch):
+    env = envs.state("0.5.13")
+    before = SETTING.identity(env)
+    assert before["checks"] == source_digest()
+    monkeypatch.setattr(bisect_runs, "source_digest", lambda: "of another table")
+    Cache.at_home().add(before, PASSES)
+    assert Cache.at_home().runs(before)
+    assert not Cache.at_home().runs(SETTING.identity(env))
 
 
 def changed_at(commits, at, *, old=PASSES, new=FAILS):

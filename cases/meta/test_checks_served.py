@@ -13,7 +13,7 @@ from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import SpecConfig
 from harness.driving.adapt import Wanted, adapted
-from harness.driving.sampling_params import sampling_of
+from harness.driving.requests import sampling_of
 
 TREE = SpecConfig(num_steps=3, eagle_topk=4, num_draft_tokens=8)  # keeps twelve tokens
 TOO_LONG = "Requested token count exceeds the model's maximum context length of 512 tokens."

@@ -14,7 +14,7 @@ from harness.checks.judge import judge
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.trace import Event
 from harness.coverage import POINTS, Where, names
-from harness.engine_side.probes.window_probe import window_of
+from harness.engine_side.probes.pool_probe import window_of
 
 
 @dataclass

@@ -163,9 +163,7 @@ def test_each_root_finding_gets_the_smallest_scenario_that_shows_it(monkeypatch)
     setup = Setup(release="0.5.23", reference="paper")
     plan = SimpleNamespace(env=SimpleNamespace(version="0.5.23"), setup=setup, lease=None, copies=False, own=None)
     seen = []
-    found = list(
-        making.reproducers(plan, result, budget=Budget(seconds=900), started=seen.append, progress=lambda _step: None)
-    )
+    found = list(making.reproducers(plan, result, budget=Budget(seconds=900), started=seen.append))
     assert [one.found.signature for one in found] == [one.signature for one in seen]
     assert "POSITION:positions:DRAFT:one-ahead" in {one.found.signature for one in found}
     for one in found:

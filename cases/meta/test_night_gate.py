@@ -28,7 +28,8 @@ from cases.meta.command_line import call
 from cases.meta.pretended_card import app as card_user
 from cases.meta.pretended_card import used
 from cases.meta.processes import survivors, tree, wait_until
-from harness.cli import night_plan, night_verdict, nightly
+from harness.cli import night as night_command
+from harness.cli import night_plan, nightly
 from harness.contract.finding_pages import issues
 from harness.contract.rates import interval
 from harness.engines import envs
@@ -41,7 +42,7 @@ NIGHT = ("matrix", "--nights", "nights", "--engines", "0.5.13,0.5.23", "--cases"
 
 @pytest.fixture
 def work(work, monkeypatch):
-    for module in (nightly, night_verdict):
+    for module in (nightly, night_command):
         monkeypatch.setattr(module, "today", lambda: nights.TODAY)
     pretended_engine.furnish(work / "home")
     return work

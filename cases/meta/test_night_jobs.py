@@ -16,7 +16,8 @@ from cases.meta.command_line import call
 from cases.meta.nights import ByHand
 from cases.meta.processes import survivors, tree, wait_until
 from harness.archive.store import WriteError
-from harness.cli import night_verdict, nightly
+from harness.cli import night as night_command
+from harness.cli import nightly
 from harness.contract.types import Outcome
 from harness.engines.errors import EngineError
 from harness.night import store
@@ -187,7 +188,7 @@ def test_a_full_disk_in_a_process_ends_the_night(tmp_path):
 
 @pytest.fixture
 def work(work, monkeypatch):
-    for module in (nightly, night_verdict):
+    for module in (nightly, night_command):
         monkeypatch.setattr(module, "today", lambda: nights.TODAY)
     return work
 

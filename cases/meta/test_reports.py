@@ -324,7 +324,11 @@ WRONG = {
     "nights-none": (["RUN", "--html", "a.html", "--nights", "nowhere"], "--nights nowhere: there is no such folder"),
     "matrix-without-page": (["RUN", "--csv", "c", "--matrix", "x"], "--matrix is shown in the page only"),
     "matrix-not-there": (["RUN", "--html", "a.html", "--matrix", "x"], "eaglecheck matrix --engines"),
-    "mutants-no-json": (["RUN", "--html", "a.html", "--mutants", "broken.json"], "broken.json is not what"),
+    "mutants-no-json": (
+        ["RUN", "--html", "a.html", "--mutants", "broken.json"],
+        "broken.json is not what `eaglecheck mutants",
+    ),
+    "mutants-of-two": (["RUN", "--html", "a.html", "--mutants", "broken.json"], "or:  eaglecheck mutate --json m"),
     "matrix-of-mutants": (["RUN", "--html", "a.html", "--matrix", "mutants.json"], "cells: it is missing"),
     "inside-the-run": (["RUN", "--csv", "RUN"], "name a place outside RUN"),
     "over-the-run": (["RUN", "--html", "RUN/manifest.json"], "name a place outside RUN"),

@@ -268,7 +268,7 @@ def test_another_machine_is_refused_with_what_to_pack_for_it(
 )
 def test_a_package_that_is_expected_there_is_named_if_it_lacks(monkeypatch, expected, version, lacking):
     if version:
-        monkeypatch.setattr(fit.metadata, "version", lambda name: version)
+        monkeypatch.setattr(fit.dependencies.metadata, "version", lambda name: version)
     assert fit._lacking(expected) == lacking
 
 

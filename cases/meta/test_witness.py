@@ -22,12 +22,11 @@ from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Phase
 from harness.contract.usage import UsageError
-from harness.driving.pairs import NoProviderError
+from harness.driving.judging import NoProviderError
 from harness.driving.refusals import unwitnessed
 from harness.driving.witness import Witness, plainest
-from harness.driving.witness_texts import Meaning, Texts
+from harness.driving.witness_texts import Growth, Meaning, Texts
 from harness.driving.witness_trace import reference_trace
-from harness.driving.witness_trees import Growth
 
 CHAIN = handmade.scenario()
 #: With three steps the toy verifies other candidates than the best.

@@ -25,8 +25,6 @@ from harness.night.cells import Cell, Limits, left_out, plan
 from harness.night.records import CellResult, NightPlan
 
 ALL = "all"
-#: What is generated for a family on one release unless somebody says otherwise, and how often a failure is repeated.
-SECONDS, SCENARIOS, REPEATS = 600.0, 120, 2
 #: Seeds are short enough to be typed again.
 SEEDS = 10**8
 #: Of a plan, what one sitting has and another has not.
@@ -37,7 +35,7 @@ OF_A_SITTING = {"id", "created", "host", "jobs"}
 class Asked:
     """What was typed. shard None: the whole night. seconds, scenarios: each family's limits on one release.
 
-    resume: the id of a night in `nights` that was cut off.
+    repeats: how often a failure is driven again. resume: the id of a night in `nights` that was cut off.
     """
 
     nights: Path
@@ -46,11 +44,11 @@ class Asked:
     families: str | None = None
     shard: str | None = None
     jobs: int = 1
-    seconds: float = SECONDS
-    scenarios: int = SCENARIOS
+    seconds: float = 600.0
+    scenarios: int = 120
     mutants: int = 0
     seed: int | None = None
-    repeats: int = REPEATS
+    repeats: int = 2
     known: Path | None = None
     device: str = "cpu"
     revert: int | None = None

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from harness.contract.types import Outcome
 from harness.contract.words import brief, counted, percent, some
 from harness.night.judge import Group, Judgement, Status
 from harness.night.records import CellResult, Night
 from reports.live import STYLE
-from reports.prose import heading, say
+from reports.prose import heading, say, table_of
 
 #: Cells named in one line before "and N more".
 SHOWN = 3
@@ -142,9 +140,7 @@ COLUMNS = ("release", "kind", "cells", "driven", "failed", "unknown", "left", "a
 
 
 def _table(console: Console, cells: Sequence[CellResult]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for name in COLUMNS:
-        table.add_column(name, no_wrap=True, justify="left" if name in COLUMNS[:2] else "right")
+    table = table_of(COLUMNS, right=COLUMNS[2:], gap=2)
     for row in rows(cells):
         table.add_row(*row)
     console.print(table)

@@ -8,22 +8,21 @@ the import of its module on, and so in CUDA graphs. It must not know what was ch
 from __future__ import annotations
 
 import ast
-import functools
 import gc
 import importlib
 import resource
 import sys
 import threading
 import types
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ...both_sides.codes import changed, compiled
-from ..hooks import HookRegistry, ImportHooks
+from ..hooks import HookRegistry, ImportHooks, Original, around
 from ..replacement_kernels import cpu_canary
 
 #: What a mutated scheduler may take beside what it has; a wrong size must not take the machine's memory.
@@ -41,7 +40,7 @@ def install(boot: dict[str, Any], hooks: ImportHooks) -> None:
     if boot["device"] == "cpu" and "kv_canary" in boot["optional_arguments"]:
         cpu_canary.install(hooks)
     for name, file in boot.get("mutated", {}).items():
-        hooks.after(name, functools.partial(_at_import, file=file))
+        hooks.after(name, partial(_at_import, file=file))
     if boot.get("mutable") and boot["device"] == "cpu":  # CUDA reserves more than any card has
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + MORE_BYTES
@@ -128,17 +127,14 @@ class Executed:
         threading.settrace(self.enter)  # threads that the boot starts
         if graphs:
             cuda, hooks = sys.modules["torch.cuda"], HookRegistry()
-            hooks.wrap(cuda, "CUDAGraph.capture_begin", lambda begin: self._around(begin, capturing=True))
-            hooks.wrap(cuda, "CUDAGraph.capture_end", lambda end: self._around(end, capturing=False))
+            hooks.wrap(cuda, "CUDAGraph.capture_begin", around(partial(self._captures, True)))
+            hooks.wrap(cuda, "CUDAGraph.capture_end", around(partial(self._captures, False)))
 
-    def _around(self, original: Callable[..., Any], *, capturing: bool) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._capturing = capturing
-            self._forget()
-            sys.settrace(self.enter if capturing or self._serving else None)
-            return original(*args, **kwargs)
-
-        return call
+    def _captures(self, capturing: bool, original: Original, *args: Any, **kwargs: Any) -> Any:
+        self._capturing = capturing
+        self._forget()
+        sys.settrace(self.enter if capturing or self._serving else None)
+        return original(*args, **kwargs)
 
     def take(self) -> dict[str, Found]:
         """What was found since the last call, and all that was captured; from now on scenarios are followed."""
