@@ -26,7 +26,7 @@ from harness.driving.refusals import untaken
 from harness.engine_side.hooks import ImportHooks
 from harness.engine_side.host.given import given
 from harness.engine_side.replacement_kernels.cpu_ops import CpuOps
-from harness.engines import published, server_args
+from harness.engines import envs, server_args
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CORES, build_launch
 from reports.live import engine_facts
@@ -131,12 +131,12 @@ def site(tmp_path):
 
 def test_files_that_are_not_as_published_reach_the_engines_own_record(site):
     env = EngineEnv(version="0.5.23", python=site, pythonpath=(site,), torch="", ready=True)
-    assert published.changed(env) == ()
+    assert envs.changed(env) == ()
     (site / "sglang" / "engine.py").write_text("edited")
-    published._changed.cache_clear()
+    envs._changed.cache_clear()
     launch = build_launch(env=env, spec=SpecConfig(), engine=EngineConfig(), target=site, draft=site)
     assert launch.boot["changed_files"] == ["sglang/engine.py"]
-    assert published.changed(replace(env, tree=site)) == (), "a commit was never published"
+    assert envs.changed(replace(env, tree=site)) == (), "a commit was never published"
 
 
 def test_a_verdict_and_every_report_say_so():

@@ -11,15 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from typer.testing import CliRunner
 
 from cases import catalogue, known
 from cases.boots import Boot
 from cases.families import FAMILIES
 from cases.meta import handmade
+from cases.meta.command_line import call
 from harness.checks import CHECKS
 from harness.cli.documents import known_document
-from harness.cli.main import app
 from harness.contract import known_issues
 from harness.contract.conditions import LARGEST_GRAPH, NO_DRAFT, PREFILL_GRAPHS
 from harness.contract.finding_pages import FOLDER, body, issues, read
@@ -40,10 +39,6 @@ CHAIN, LAYERS = (
     SpecConfig(algorithm="EAGLE3"),
     SpecConfig(algorithm="MTP", num_steps=3, eagle_topk=1, num_draft_tokens=4),
 )
-
-
-def call(*arguments):
-    return CliRunner().invoke(app, ["findings", *arguments])
 
 
 # The pages
@@ -127,8 +122,7 @@ def test_what_a_page_points_at_exists(one):
 def test_its_window_is_the_same_wherever_it_is_printed(one):
     row = next(line for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith(f"| [{one.id}]"))
     assert f"| {one.window} | {one.fixed_in or '–'} |" in row
-    page = call(one.id)
-    assert page.exit_code == 0
+    page = call("findings", one.id, code=0)
     assert f"| releases | {one.window}; seen on {', '.join(one.releases.seen)}" in page.stdout
     pointer = known_issues._known(one, "cpu")
     assert f"; {one.window}" in pointer.line
@@ -149,14 +143,14 @@ def test_its_window_is_the_same_wherever_it_is_printed(one):
 
 
 def test_the_index_is_what_the_verb_prints():
-    assert (FOLDER / "README.md").read_text() == index_markdown(issues().values()) == call("--markdown", "-").stdout
-    shown = call()
-    assert shown.exit_code == 0
+    printed = call("findings", "--markdown", "-").stdout
+    assert (FOLDER / "README.md").read_text() == index_markdown(issues().values()) == printed
+    shown = call("findings", code=0)
     assert all(f" {name} " in shown.stdout for name in issues())
 
 
 def test_a_finding_is_named_in_any_case():
-    assert call("f-025", "--markdown", "-").stdout == call("F-025", "--markdown", "-").stdout
+    assert call("findings", "f-025", "--markdown", "-").stdout == call("findings", "F-025", "--markdown", "-").stdout
 
 
 #: What a test of a broken file names.
@@ -164,16 +158,15 @@ MADE_UP = "F-999"
 
 
 def test_an_unknown_finding_names_what_it_may_be_and_what_lists_all():
-    refused = call("F-25")
-    assert refused.exit_code == 2
+    refused = call("findings", "F-25", code=2)
     assert "unknown finding 'F-25'; did you mean 'F-025'?" in refused.stderr
     assert refused.stderr.endswith("; all of them:  eaglecheck findings\n")
-    assert "'25'; did you mean 'F-025'?" in call("25").stderr
+    assert "'25'; did you mean 'F-025'?" in call("findings", "25", code=2).stderr
 
 
 @pytest.mark.parametrize("name", ["F-9", MADE_UP, "nope"])
 def test_a_number_has_no_neighbours(name):
-    said = call(name).stderr
+    said = call("findings", name, code=2).stderr
     assert "did you mean" not in said
     assert f"there are {len(issues())} from F-001 to {max(issues())}, " in said
     with pytest.raises(UnknownIssue, match="F-019'\n  allowed: F-003, "):

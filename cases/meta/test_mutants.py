@@ -14,11 +14,10 @@ from harness.both_sides import mutants
 from harness.both_sides.mutants import MUTANTS, NEEDS, SITES, TEXTS
 from harness.checks import CHECKS
 from harness.contract.types import Kind, Phase
-from harness.engine_side.hooks import HookRegistry
+from harness.engine_side.hooks import HookRegistry, around
 from harness.engine_side.mutants.armed import ArmedMutants, MutantBroken
-from harness.engine_side.mutants.registry import ACTS, FORWARD_ACTS, Share, around
-from harness.engine_side.mutants.sites_answers import ANSWERS, SENDER, AnswerSites
-from harness.engine_side.mutants.sites_requests import RequestSites
+from harness.engine_side.mutants.registry import ACTS, FORWARD_ACTS, Share
+from harness.engine_side.mutants.sites_requests import ANSWERS, SENDER, AnswerSites, RequestSites
 from harness.search.mutants import by_engine, with_mutant
 from harness.search.mutants_report import EXCUSED
 
@@ -173,7 +172,7 @@ def test_refused_where_the_release_lacks_a_place():
 
 def test_a_site_hands_on_what_the_mutants_leave():
     made = armed("slot-not-freed")
-    pool = type("Pool", (), {"free": around(RequestSites(made)._free)(lambda _pool, slots: slots.tolist())})()
+    pool = type("Pool", (), {"free": around(RequestSites(made, None)._free)(lambda _pool, slots: slots.tolist())})()
     assert pool.free(torch.tensor([3, 4, 5])) == [3, 4]
     made.disarm()
     assert pool.free(torch.tensor([3, 4, 5])) == [3, 4, 5]
@@ -201,7 +200,7 @@ def test_what_is_sent_back_is_changed_as_it_leaves_and_nothing_else(name, monkey
     monkeypatch.setitem(sys.modules, SENDER, place)
     made = armed(name)
     made.probe.hooks = HookRegistry()
-    AnswerSites(made).install()
+    AnswerSites(made, None).install()
     field, before, after = SENT_BACK[name]
     fields = dict.fromkeys(ANSWERS.values()) | {field: list(before)}
     place.SenderWrapper().send_output(SimpleNamespace(rids=["a@1", "b@1"], **fields))

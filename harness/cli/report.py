@@ -123,7 +123,7 @@ def command(
     _check_options(run, places, beside)
     console = Console(stderr="-" in (html, markdown))
     from harness.cli.report_files import write_csv, write_html, write_markdown, write_parquet
-    from harness.night.charts import trends_of
+    from harness.night.trends import trends_of
     from reports.page import Beside  # pandas: a usage error need not wait for it
     from reports.reading import read_report
 

@@ -19,12 +19,9 @@ OF_SOURCE, OF_TESTS = ("cases", "harness", "reference"), ("cases/engine", "cases
 
 
 def own_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+    from harness.engines.dependencies import version_here  # which `eaglecheck --help` need not wait for
 
-    try:
-        return version("eaglecheck")
-    except PackageNotFoundError:
-        return "unknown"
+    return version_here("eaglecheck") or "unknown"
 
 
 def git_state() -> tuple[str, bool | None]:
