@@ -195,7 +195,7 @@ REFUSED = {
     ),
     "mutate-family-too-new": (
         ["mutate", "--engine", "0.5.13", "--family", "eagle,hicache"],
-        "--family hicache: SGLang 0.5.13 runs none of its scenarios",
+        "--family hicache: engine.server_args has enable_hierarchical_cache, and it is not driven on SGLang 0.5.13",
     ),
     "mutant": (["mutants", "--only", "draft-position-lat"], "did you mean 'draft-position-late'"),
     "mutate-family": (["mutate", "--family", "egale"], "'egale'; did you mean 'eagle'"),
