@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks._bench import booted, ended, machine, oracle
+from benchmarks._bench import booted, count, ended, machine, oracle
 from cases import pairs
 from cases.recipes import Recipe
 from harness.archive.writer import RunWriter
@@ -161,8 +161,8 @@ def by_engine(steps: StepSeconds, of: Callable[[list[float]], float]) -> list[fl
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", default=NEWEST)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--each", type=int, default=1)
+    parser.add_argument("--repeats", type=count, default=3)
+    parser.add_argument("--each", type=count, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--graphs", action="store_true")
     parser.add_argument("--size", choices=("tiny", *SIZES), default="tiny")
