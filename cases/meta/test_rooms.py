@@ -29,7 +29,7 @@ ENTRIES = {
     "benchmarks.witness",
     "cases.meta.architectures",
     "harness.cli.__main__",
-    "harness.launcher",
+    "harness.installed",
     "harness.suite.modules",
 }
 
