@@ -36,15 +36,21 @@ def content(path: Path) -> bytes:
 
 
 def replace(path: Path, content: bytes, *, sync: bool = False) -> None:
-    """Write it beside and move it into place: a reader sees the whole file or none. sync: on the disk before its name
-    is, so that it survives a power cut."""
+    """Write it beside and move it into place: a reader sees the whole file or none, and no part of it stays.
+
+    sync: on the disk before its name is, so that it survives a power cut.
+    """
     draft = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with draft.open("wb") as file:
-        file.write(content)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(draft, path)
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:  # a full disk, or Ctrl-C
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def sha256(path: Path) -> str:
