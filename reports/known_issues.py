@@ -10,8 +10,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from harness.contract.finding_pages import KnownIssue
-from reports.markdown import code, table
-from reports.prose import say
+from reports.prose import code, markdown_table, say
 
 INTRODUCTION = """# What was found in SGLang
 
@@ -19,9 +18,9 @@ Each finding has a page. Its front matter is the only place that says which rele
 and what it shows as; `eaglecheck` reads it from there. `eaglecheck findings F-025` prints a page.
 
 To add a finding, write a page like the others. `KnownIssue` in `harness/contract/finding_pages.py` says what each key
-of the front matter means; settings are conditions by SGLang's names (`harness/contract/conditions.py`). Then type
-`make docs`, which generates this index, and run `pytest cases/meta/test_known_issues.py`. F-005, F-009 and F-019 do not
-exist.
+of the front matter means; settings are conditions by SGLang's names (`harness/contract/conditions.py`), and what has to
+happen is a [coverage point](../../ARCHITECTURE.md#words). Then type `make docs`, which generates this index, and run
+`pytest cases/meta/test_known_issues.py`. F-005, F-009 and F-019 do not exist.
 
 What was run to find them: [generated scenarios](../evidence/generated.md), [draft families](../evidence/families.md),
 [DP attention](../evidence/dp.md), [disaggregation](../evidence/disagg.md), [GPUs](../evidence/gpu.md). What shows
@@ -47,7 +46,7 @@ def index_markdown(issues: Iterable[KnownIssue]) -> str:
         )
         for one in issues
     ]
-    return f"{INTRODUCTION}\n{table(head, rows)}\n"
+    return f"{INTRODUCTION}\n{markdown_table(head, rows)}\n"
 
 
 def page_markdown(one: KnownIssue, body: str) -> str:
@@ -67,7 +66,7 @@ def page_markdown(one: KnownIssue, body: str) -> str:
         *((f"accept length, {each.text}", code(each.command)) for each in one.cost.measured),
         *([("accept length", f"not measured on the trained pair: {one.cost.not_shown}")] if one.cost.not_shown else []),
     ]
-    return f"{heading}\n\n{table(('', ''), facts)}\n{text}"
+    return f"{heading}\n\n{markdown_table(('', ''), facts)}\n{text}"
 
 
 def _upstream(one: KnownIssue) -> str:

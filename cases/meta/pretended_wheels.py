@@ -13,12 +13,14 @@ from pathlib import Path
 from cases.meta.pretended_library import Image, container, library
 from harness.engines import dependencies
 
+TORCH = "2.11.0+cu130"
 LOWEST = "manylinux_2_34_x86_64.manylinux_2_17_x86_64"
 #: What SGLang asks for, as far as these tests need: one of every kind in harness/machines/bundle_contents.toml.
 REQUIRES = (
     "torch==2.11.0",
     "sglang-kernel==0.4.3",
     "transformers==5.8.1",
+    "xgrammar==0.2.1",
     "flashinfer_python[cu13]==0.6.12",
     "apache-tvm-ffi==0.1.9",
     "numpy",
@@ -53,6 +55,7 @@ REQUIRES_TORCH = (
     "torchvision",
     "sglang-kernel==0.4.10",
     "transformers==5.19.0",
+    "xgrammar==0.2.7",
     "flashinfer_python[cu13]==0.7.2",
     "apache-tvm-ffi==0.1.11",
     "openai>=2",

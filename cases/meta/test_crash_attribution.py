@@ -5,6 +5,7 @@ from types import ModuleType
 
 import pytest
 
+from harness.engine_side.hooks import around
 from harness.engine_side.host.crash_attribution import AT_WORK, HARNESS, not_built, not_imported, unmade, watcher
 from harness.engine_side.probes.recorder import Recorder
 from harness.engine_side.transfer_backend.files import NotServed
@@ -48,6 +49,14 @@ def called_as_it_cannot_be():
     wrapped(lambda worker, batch: None)("worker", "batch", pp_proxy_tensors=None)
 
 
+def around_what_was_called_so():
+    """The same of a function that is given the original before what it passes on."""
+    module = ModuleType("wraps")
+    text = "call = lambda original, worker, *args, **kwargs: original(worker, *args, **kwargs)"
+    exec(compile(text, str(HARNESS / "engine_side" / "probes" / "x.py"), "exec"), module.__dict__)
+    return around(module.call)(lambda worker, batch: None)
+
+
 @pytest.mark.parametrize(
     ("act", "ours"),
     [
@@ -56,6 +65,8 @@ def called_as_it_cannot_be():
         (remade_by_sglang, "recorder"),
         (not_served, "transfer backend"),
         (called_as_it_cannot_be, None),
+        (lambda: around_what_was_called_so()("worker", "batch", pp_proxy_tensors=None), None),
+        (lambda: around_what_was_called_so()(), None),
     ],
 )
 def test_what_fails_in_what_only_looks_on_is_ours_and_all_else_is_sglangs(act, ours):

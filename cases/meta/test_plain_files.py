@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cases.meta import nights, results
-from cases.meta.test_cli_bad_input import call, made, place  # noqa: F401
-from cases.meta.test_digests import FAILING, OF_A_RUN, OF_A_SCENARIO
+from cases.meta import nights, pretended_engine, results
+from cases.meta.command_line import call
 from harness.archive.store import RunReader, StoreError
 from harness.contract import plain_files
+from harness.engines import envs
+from harness.engines.engine import Engine
 from harness.machines import bundle, bundle_files
 from harness.night import store
 
@@ -53,13 +54,22 @@ ODD = {"a named pipe": pipe, "a device": endless, "a folder": folder}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return results.store(tmp_path_factory.mktemp("runs"), *FAILING)
+    return results.store(tmp_path_factory.mktemp("runs"), *results.FAILING)
 
 
 @pytest.fixture
 def run(whole, tmp_path, monkeypatch):
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
     return shutil.copytree(whole, tmp_path / whole.name)
+
+
+@pytest.fixture
+def place(work, monkeypatch, eagle_tiny):
+    """A home where every release is ready and none may boot, and a pair to name."""
+    monkeypatch.setattr(Engine, "boot", lambda *_, **__: pytest.fail("an engine was booted"))
+    pretended_engine.furnish(work / "home", published=envs.SUPPORTED)
+    shutil.copytree(eagle_tiny.root, work / "tiny")
+    return work
 
 
 def refused(done, path, *, code=3):
@@ -71,17 +81,17 @@ def refused(done, path, *, code=3):
 
 
 @pytest.mark.parametrize("kind", ODD)
-@pytest.mark.parametrize("name", [*OF_A_RUN, *(f"pr25015/{name}" for name in OF_A_SCENARIO)])
+@pytest.mark.parametrize("name", [*results.OF_A_RUN, *(f"pr25015/{name}" for name in results.OF_A_SCENARIO)])
 def test_of_a_run(run, name, kind, tmp_path):
     _, _, file = name.rpartition("pr25015/")
     case = next(run.glob("pr25015-*"))
     path = (case if "pr25015/" in name else run) / file
     ODD[kind](path)
-    refused(call("recheck", str(run)), path)
-    if name not in OF_A_RUN:
-        refused(call("recheck", str(case)), path)
-    refused(call("report", str(run), "--html", str(tmp_path / "page.html")), path)
-    refused(call("diff", str(run), str(run)), path)
+    refused(call("recheck", run), path)
+    if name not in results.OF_A_RUN:
+        refused(call("recheck", case), path)
+    refused(call("report", run, "--html", tmp_path / "page.html"), path)
+    refused(call("diff", run, run), path)
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -92,12 +102,12 @@ def test_of_a_runs_events(run, kind):
 
 
 @pytest.mark.parametrize("kind", ODD)
-@pytest.mark.parametrize("name", ["manifest.json", *(name for name in OF_A_SCENARIO if name != "verdict.json")])
+@pytest.mark.parametrize("name", ["manifest.json", *(name for name in results.OF_A_SCENARIO if name != "verdict.json")])
 def test_of_a_reproducer(run, name, kind):
     reproducer = next((run / "reproducers").glob("pr25015-*"))
     ODD[kind](reproducer / name)
-    refused(call("replay", str(reproducer)), reproducer / name)
-    refused(call("bisect", "--case", str(reproducer), "--bad", "0.5.11", "--good", "0.5.13"), reproducer / name)
+    refused(call("replay", reproducer), reproducer / name)
+    refused(call("bisect", "--case", reproducer, "--bad", "0.5.11", "--good", "0.5.13"), reproducer / name)
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -107,10 +117,8 @@ def test_of_a_night(tmp_path, name, kind):
     store.finish(store.begin(tmp_path / "nights", night.plan), night)
     path = tmp_path / "nights" / night.plan.id / name
     ODD[kind](path)
-    refused(call("night", str(tmp_path / "nights"), "--nights", str(tmp_path / "kept")), path, code=2)
-    refused(
-        call("matrix", "--nights", str(tmp_path / "nights"), "--engines", "0.5.23", "--cases", "pr25015"), path, code=2
-    )
+    refused(call("night", tmp_path / "nights", "--nights", tmp_path / "kept"), path, code=2)
+    refused(call("matrix", "--nights", tmp_path / "nights", "--engines", "0.5.23", "--cases", "pr25015"), path, code=2)
 
 
 @pytest.mark.parametrize("kind", ["a named pipe", "a device", "a link to a folder"])
@@ -121,7 +129,7 @@ def test_of_a_nights_reproducer(tmp_path, kind):
     path = shard / "reproducers" / "one" / "tensors"
     path.parent.mkdir(parents=True)
     path.symlink_to("..") if kind == "a link to a folder" else ODD[kind](path)
-    done = call("night", str(tmp_path / "nights"), "--nights", str(tmp_path / "kept"))
+    done = call("night", tmp_path / "nights", "--nights", tmp_path / "kept")
     refused(done, path, code=2)
     assert kind in done.stderr
 
@@ -129,11 +137,10 @@ def test_of_a_nights_reproducer(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["a named pipe", "a device"])
 @pytest.mark.parametrize("side", ["target", "draft"])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_of_a_pair(place, side, name, kind):  # noqa: F811
+def test_of_a_pair(place, side, name, kind):
     path = place / "tiny" / side / name
     ODD[kind](path)
-    done = call("run", "--engine", "0.5.23", "--target", "tiny/target", "--draft", "tiny/draft")
-    assert done.exit_code == 2, done.output
+    done = call("run", "--engine", "0.5.23", "--target", "tiny/target", "--draft", "tiny/draft", code=2)
     assert f"--{side} tiny/{side}: {name} cannot be read: it is {kind}" in done.stderr.replace("\n", " ")
 
 
@@ -148,7 +155,7 @@ def test_of_a_pair(place, side, name, kind):  # noqa: F811
     ],
     ids=lambda typed: f"{typed[0]}-{typed[-2]}",
 )
-def test_a_device_that_is_named_itself(place, run, typed):  # noqa: F811
+def test_a_device_that_is_named_itself(place, run, typed):
     done = call(*(str(run) if part == "RUN" else part for part in typed))
     assert done.exit_code in (2, 3), done.output
     assert "/dev/zero" in done.stderr

@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from cases.checkpoints import make
 from cases.hybrid_weights import HybridRecipe
 from cases.mamba_weights import MambaRecipe
+from cases.meta.published import assert_like_hf, tokens_of
 from cases.mla_weights import LatentRecipe
 from cases.pairs import RECIPES
 from cases.table_weights import TableRecipe
@@ -21,15 +21,8 @@ from reference.checkpoint import CheckpointError
 from reference.eagle1 import DraftHead
 from reference.pairs import paper_target as load_llama
 
-torch.set_num_threads(1)
-
 #: The limit the issue sets for float32 logits and hidden states.
 CLOSE = 1e-5
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.mktemp("pairs")
 
 
 #: EAGLE-1 pairs whose target is a Llama or Qwen3; latent attention, recurrent states and trained pairs have test files
@@ -42,22 +35,8 @@ PLAIN = [
 
 
 @pytest.fixture(scope="module", params=PLAIN)
-def pair(request, root):
-    return make(request.param, root)
-
-
-def tokens_of(length, vocab, seed=0):
-    return torch.randint(vocab, (length,), generator=torch.Generator().manual_seed(seed))
-
-
-def assert_like_hf(target, hf, tokens):
-    with torch.no_grad():
-        theirs = hf(tokens[None], output_hidden_states=True)
-    states = target.hidden_states(tokens)
-    assert len(states) == len(theirs.hidden_states)
-    for index, (mine, other) in enumerate(zip(states, theirs.hidden_states, strict=True)):
-        assert torch.allclose(mine, other[0], rtol=0, atol=CLOSE), f"hidden state {index} differs from HF"
-    assert torch.allclose(target.logits(states[-1]), theirs.logits[0], rtol=0, atol=CLOSE), "logits differ from HF"
+def pair(request, made_pair):
+    return made_pair(request.param)
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 64, 200])

@@ -15,17 +15,16 @@ from typing import Any
 
 import pytest
 
+from cases.meta.command_line import call
 from cases.meta.pretended_pip import quiet
-from cases.meta.pretended_wheels import REQUIRES_TORCH, PretendedIndex
-from cases.meta.test_cli_bad_input import call
-from cases.meta.test_pack import TORCH
+from cases.meta.pretended_wheels import REQUIRES_TORCH, TORCH, PretendedIndex
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.engines import dependencies, envs
 from harness.engines.dependencies import EnvError
 from harness.engines.launch import build_launch
-from harness.machines import bundle, bundle_contents, bundle_files, cards, doctor, fit, kernels, pack, prebuild, unpack
+from harness.machines import bundle, bundle_contents, bundle_files, doctor, fit, kernels, pack, prebuild, unpack
 from harness.machines.bundle import BundleError, Manifest
-from harness.machines.cards import Card
+from harness.machines.fit import Card
 
 H100 = Card(name="NVIDIA H100", uuid="GPU-1", memory=81559, free=81079, capability="9.0", driver="580.159.04")
 VERSIONS = ("0.5.12.post1", "0.5.13")
@@ -269,7 +268,7 @@ def test_another_machine_is_refused_with_what_to_pack_for_it(
 )
 def test_a_package_that_is_expected_there_is_named_if_it_lacks(monkeypatch, expected, version, lacking):
     if version:
-        monkeypatch.setattr(fit.metadata, "version", lambda name: version)
+        monkeypatch.setattr(fit.dependencies.metadata, "version", lambda name: version)
     assert fit._lacking(expected) == lacking
 
 
@@ -369,7 +368,7 @@ def test_for_several_cards_its_own_nccl_is_used_and_the_machines_stays(split, ho
 
 
 def test_what_was_slimmed_is_said_by_the_doctor_and_reaches_the_trace(split, home, site, tmp_path, monkeypatch):
-    monkeypatch.setattr(cards, "ask", lambda: ())
+    monkeypatch.setattr(fit, "ask_cards", lambda: ())
     unpack.unpack(*split[:-1], progress=quiet)
     found = {finding.name: finding.detail for finding in doctor.diagnose()}
     assert "with its own torch 2.14.1+cu130" in found["SGLang 0.5.23"]
@@ -460,7 +459,7 @@ def test_compiled_kernels_of_another_place_are_refused(made, home, tmp_path, mon
 
 
 def test_the_doctor_takes_what_was_left_out_for_no_damage_and_sees_any_other(made, home, monkeypatch):
-    monkeypatch.setattr(cards, "ask", lambda: ())
+    monkeypatch.setattr(fit, "ask_cards", lambda: ())
     unpack.unpack(made["engines"], progress=quiet)
     found = {finding.name: finding for finding in doctor.diagnose()}
     assert found["SGLang 0.5.13"].status == "ok"
@@ -497,6 +496,5 @@ def test_it_starts_with_the_standard_library_alone():
     ("argument", "code", "says"), [("engines", 0, "eaglecheck doctor"), ("/no/such", 2, "cannot read /no/such")]
 )
 def test_the_command_ends_with_what_to_type(made, home, argument, code, says):
-    done = call("engines", "unpack", str(made.get(argument, argument)))
-    assert done.exit_code == code, done.output
+    done = call("engines", "unpack", made.get(argument, argument), code=code)
     assert says in done.output

@@ -14,13 +14,14 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from harness.both_sides import gpus, leases
 from harness.engines.envs import EngineEnv
-from harness.machines import bundle_contents, cards, fit, prebuild
-from harness.machines.cards import Card
+from harness.machines import bundle_contents, fit, prebuild
+from harness.machines.fit import Card
 
 #: Runs in the release's environment, so it is not imported here.
 ASK = Path(__file__).parents[1] / "engine_side" / "host" / "capabilities.py"
@@ -30,7 +31,7 @@ FREE_MIB = 4096  # an engine with a tiny pair, its graphs and its CUDA context
 DTYPES = "float16, bfloat16"  # sgl_kernel.rmsnorm has no float32, up to and with 0.4.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
     """One answer of a probe. `missing` stops a run, `warn` does not; `fix` is what to type, where that helps.
 
@@ -43,16 +44,7 @@ class Answer:
     name: str = ""
 
 
-def ok(detail: str, fix: str = "", *, name: str = "") -> Answer:
-    return Answer(status="ok", detail=detail, fix=fix, name=name)
-
-
-def warn(detail: str, fix: str = "", *, name: str = "") -> Answer:
-    return Answer(status="warn", detail=detail, fix=fix, name=name)
-
-
-def missing(detail: str, fix: str = "", *, name: str = "") -> Answer:
-    return Answer(status="missing", detail=detail, fix=fix, name=name)
+ok, warn, missing = partial(Answer, "ok"), partial(Answer, "warn"), partial(Answer, "missing")
 
 
 def by_driver(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
@@ -64,7 +56,7 @@ def by_driver(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
 def graphics() -> Iterator[Answer]:
     """The cards by nvidia-smi, who leases them, and what compiles for them."""
     try:
-        found = cards.ask()
+        found = fit.ask_cards()
     except gpus.SmiError as error:
         yield warn(str(error).splitlines()[0], "nvidia-smi  # shows why")
         return
@@ -115,7 +107,7 @@ def _cuda_compiler() -> Answer:
 
 def abilities(engines: Sequence[EngineEnv]) -> Iterator[Answer]:
     """What each release can run, all asked at once; nothing where there is no card to run it on."""
-    if not engines or not cards.cards():
+    if not engines or not fit.cards():
         return
     with ThreadPoolExecutor(max_workers=len(engines)) as pool:
         for engine, answer in zip(engines, pool.map(ask, engines), strict=True):

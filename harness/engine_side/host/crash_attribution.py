@@ -129,12 +129,13 @@ def _watcher(error: BaseException) -> str | None:
 
 def _unfit(wrapper: FrameType) -> bool:
     """Whether SGLang called what one of ours wraps in a way in which that cannot be called."""
-    given, code = wrapper.f_locals, wrapper.f_code
+    given, names = wrapper.f_locals, wrapper.f_code.co_varnames[: wrapper.f_code.co_argcount]
     if not {"original", "args", "kwargs"} <= set(given):
         return False
-    named = (given[name] for name in code.co_varnames[: code.co_argcount])
+    if "original" in names:  # `hooks.around`
+        names = names[names.index("original") + 1 :]
     try:
-        inspect.signature(given["original"]).bind(*named, *given["args"], **given["kwargs"])
+        inspect.signature(given["original"]).bind(*map(given.get, names), *given["args"], **given["kwargs"])
     except TypeError:
         return True
     return False
