@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cases.meta import handmade
-from cases.meta.test_coverage_points import decode, prefill, record, trace
+from cases.meta.batches import decode, prefill, record, trace
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.rows import RowBuilder

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cases.meta import handmade
-from cases.meta.test_coverage_points import decode, end, prefill, record, trace
+from cases.meta.batches import decode, end, prefill, record, trace
 from harness.both_sides.projections import OF_A_HEAD, OF_A_ROW, weights
 from harness.checks.coverage import compared_enough
 from harness.checks.evidence import gather

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cases.meta import handmade
-from cases.meta.test_coverage_points import decode, prefill, trace
+from cases.meta.batches import decode, prefill, trace
 from harness.archive.event_facts import unfit
 from harness.checks.evidence import gather
 from harness.checks.judge import judge

@@ -1,11 +1,12 @@
 """Whose code made a batch fail; no SGLang here, only code that lies where SGLang's would."""
 
+import sys
 from types import ModuleType
 
 import pytest
 
 from harness.engine_side.hooks import around
-from harness.engine_side.host.crash_attribution import AT_WORK, HARNESS, not_built, not_imported, watcher
+from harness.engine_side.host.crash_attribution import AT_WORK, HARNESS, not_built, not_imported, unmade, watcher
 from harness.engine_side.probes.recorder import Recorder
 from harness.engine_side.transfer_backend.files import NotServed
 
@@ -72,6 +73,48 @@ def test_what_fails_in_what_only_looks_on_is_ours_and_all_else_is_sglangs(act, o
     with pytest.raises(Exception) as caught:  # noqa: PT011
         act()
     assert watcher(caught.value) == ours
+
+
+REQUEST = """
+class Req:
+    def __init__(self, rid):
+        {made}
+        self.text = ""
+
+    def named(self):
+        return {read}
+
+    def begin(self):
+        {later}
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "read", "later", "ours"),
+    [
+        ("pass", "self.rid", "pass", None),
+        ("self.rid = rid", "self.rid", "pass", None),
+        ("self.name = rid", "self.name", "pass", "recorder"),
+        ("pass", "self.rid", "self.rid = 1", "recorder"),
+        ("pass", "self.rid if hasattr(self, 'rid') else ''", "pass", "recorder"),
+        ("pass", "self.text.rid", "pass", "recorder"),
+    ],
+    ids=["never-set", "set-by-the-file", "called-otherwise", "set-later", "asked-for", "of-another"],
+)
+def test_what_sglangs_own_class_counts_on_is_not_ours_to_lack(tmp_path, monkeypatch, made, read, later, ours):
+    """Whoever looked at it first; the file is read, since functions may have been given other code."""
+    file = tmp_path / "request.py"
+    file.write_text(REQUEST.format(made=made, read=read, later=later))
+    module = ModuleType("sglang.srt.pretended")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    module.__file__ = str(file)
+    exec(compile(file.read_text(), str(file), "exec"), module.__dict__)
+    monkeypatch.setattr(module.Req.__init__, "__code__", (lambda self, rid: None).__code__)
+    monkeypatch.setattr(Recorder, "_current", lambda self: module.Req("a").rid)
+    with pytest.raises(AttributeError) as caught:
+        in_probe()
+    assert watcher(caught.value) == ours
+    assert unmade(caught.value) == ("" if ours else "Req.rid, which Req.named reads")
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
 from cases import checkpoints, pairs
 from cases.meta import results
+from cases.meta.command_line import call
 from harness.bisect.changes import changed_files
-from harness.cli.main import app
 from harness.contract.finding_pages import FOLDER, issues
 from harness.contract.usage import UsageError
 from harness.engine_side.replacement_kernels import cpu_tree
@@ -254,8 +253,8 @@ def test_export_of_what_is_no_single_failure_says_what_is(tmp_path, monkeypatch)
         (next(passed.glob("one-*")), "shows no failure", "eaglecheck run"),
         (failed, "is a run, and one file shows one failure of it (2 here)", f"eaglecheck export {failed}/reproducers/"),
     ):
-        done = CliRunner().invoke(app, ["export", str(place), "--output", "repro.py"])
-        assert (done.exit_code, why in done.stderr, next_step in done.stderr) == (2, True, True), done.output
+        done = call("export", place, "--output", "repro.py", code=2)
+        assert (why in done.stderr, next_step in done.stderr) == (True, True), done.output
     assert not (tmp_path / "repro.py").exists()
 
 

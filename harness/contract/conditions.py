@@ -67,13 +67,12 @@ def settings_of(
     *,
     requests: int = 1,
     updates: int = 0,
-    late_writes: int = 0,
     checkpoint: str = "",
     draft: DraftFacts = NO_DRAFT,
 ) -> dict[str, int | bool | str]:
     """What an engine runs with. The only place that knows what our own fields are called.
 
-    updates, late_writes: how often it is given other weights, and pages of KV that land late.
+    updates: how often it is given other weights.
     """
     return {
         "num_steps": spec.num_steps,
@@ -98,7 +97,6 @@ def settings_of(
         **asdict(draft),
         "requests": requests,
         "updates": updates,
-        "late_writes": late_writes,
         "token_map": spec.token_map is not None,
         "largest_graph": engine.cuda_graph_max_bs or LARGEST_GRAPH,
     }

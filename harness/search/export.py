@@ -28,8 +28,8 @@ from harness.contract.requests import RequestSpec
 from harness.contract.trace import Trace
 from harness.contract.types import Kind, Phase
 from harness.contract.usage import UsageError
+from harness.driving.requests import sampling_of
 from harness.driving.results import ScenarioResult
-from harness.driving.sampling_params import sampling_of
 from harness.engines.launch import CORES, dtype_on
 from harness.engines.process import Launch
 from harness.search import vendored

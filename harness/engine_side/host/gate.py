@@ -23,7 +23,7 @@ from ..clock import Clock
 from ..hooks import Original
 from ..probes.recorder import Recorder, plain_rid
 from ..transfer_backend.files import RULES
-from .crash_attribution import not_built, not_imported, watcher
+from .crash_attribution import not_built, not_imported, unmade, watcher
 from .executed import EXECUTED
 from .retraction import Retraction, forget_retractions
 from .scheduler_state import pool_level, scheduler_state
@@ -235,6 +235,8 @@ class Gate:
             report["lacks"] = name
         if built := not_built(error):
             report["unbuilt"] = built
+        if lacks := unmade(error):
+            report["error"] += f" ({lacks})"
         if (
             not isinstance(error, KeyboardInterrupt) and (own := watcher(error)) is not None
         ):  # an error of ours, and no finding about SGLang
