@@ -111,7 +111,7 @@ def test_later_wrappers_lie_outside_unless_asked_to_lie_inside():
 
 def test_what_is_not_there_is_noted_and_nothing_is_wrapped():
     place, hooks = module(), HookRegistry()
-    assert not hooks.wrap(place, "Worker.draft", tagged("x"), innermost=True)
+    hooks.wrap(place, "Worker.draft", tagged("x"), innermost=True)
     assert hooks.missing == ["pretended:Worker.draft"]
     assert place.run() == ["bare"]
 
