@@ -40,16 +40,7 @@ def test_every_word_of_an_entry_means_something(mutant):
     assert mutant.needs in NEEDS
     assert mutant.site in SITES
     assert mutant.text in TEXTS
-    assert mutant.args.get("at", "all") in (
-        "all",
-        "first",
-        "inner",
-        "last",
-        "border",
-        "retracted",
-        "decoding",
-        "last-request",
-    )
+    assert mutant.args.get("at", "all") in PLACES
     assert len(mutant.what.split()) >= 4
 
 
