@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from harness.contract.words import counted
-from reports.prose import heading, say
+from reports.prose import heading, say, table_of
 
 STYLES = {"bad": "bold red", "good": "bold green", "unknown": "bold yellow"}
 #: More changed files than this are left to the JSON.
@@ -42,10 +40,8 @@ def render_tried(console: Console, tried: Sequence[dict[str, Any]], *, what: str
     heading(console, "tried")
     repeated = any(one["tries"] > 1 for one in tried)
     names = {"releases": "release", "commits": "commit"}
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in (names[what], "call", *(["shown"] if repeated else []), "s"):
-        table.add_column(name, no_wrap=True, justify="right" if name in ("shown", "s") else "left")
-    table.add_column("why", overflow="fold")
+    columns = (names[what], "call", *(["shown"] if repeated else []), "s", "why")
+    table = table_of(columns, right=("shown", "s"), folded="why")
     for one in tried:
         shown = [f"{one['failures']} of {one['tries']}"] if repeated else []
         seconds = "seen before" if one["tries"] and one["cached"] == one["tries"] else f"{one['seconds']:.0f}"

@@ -20,7 +20,7 @@ from rich.console import Console
 from harness.contract.scenario import Scenario
 from harness.contract.settings import EngineConfig
 from harness.contract.types import Outcome
-from harness.contract.words import counted
+from harness.contract.words import counted, some
 from harness.driving.results import ScenarioResult
 from reports.columns import join
 from reports.histogram import SHAPE, shape
@@ -300,9 +300,8 @@ def _findings(console: Console, found: Comparison) -> None:
         heading(console, "findings (+ new, - gone, = still there)")
     for one in found.signatures[:MOST]:
         mark, style = MARK[one.change]
-        names = ", ".join(one.scenarios[:3]) + (f" and {len(one.scenarios) - 3} more" if len(one.scenarios) > 3 else "")
         say(console, f"  {mark} {one.signature}", style=style)
-        say(console, f"      {one.before} → {one.after} times, in {names}")
+        say(console, f"      {one.before} → {one.after} times, in {some(one.scenarios, 3)}")
     _more(console, found.signatures)
 
 

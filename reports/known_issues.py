@@ -19,9 +19,9 @@ Each finding has a page. Its front matter is the only place that says which rele
 and what it shows as; `eaglecheck` reads it from there. `eaglecheck findings F-025` prints a page.
 
 To add a finding, write a page like the others. `KnownIssue` in `harness/contract/finding_pages.py` says what each key
-of the front matter means; settings are conditions by SGLang's names (`harness/contract/conditions.py`). Then type
-`make docs`, which generates this index, and run `pytest cases/meta/test_known_issues.py`. F-005, F-009 and F-019 do not
-exist.
+of the front matter means; settings are conditions by SGLang's names (`harness/contract/conditions.py`), and what has to
+happen is a [coverage point](../../ARCHITECTURE.md#words). Then type `make docs`, which generates this index, and run
+`pytest cases/meta/test_known_issues.py`. F-005, F-009 and F-019 do not exist.
 
 What was run to find them: [generated scenarios](../evidence/generated.md), [draft families](../evidence/families.md),
 [DP attention](../evidence/dp.md), [disaggregation](../evidence/disagg.md), [GPUs](../evidence/gpu.md). What shows

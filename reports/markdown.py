@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.checks.describe import describe
 from harness.contract.types import Outcome
-from harness.contract.words import counted
+from harness.contract.words import counted, some
 from harness.driving.results import ScenarioResult, accept_lengths_of
 from reports.findings import facts, first_of, flag_lines, known_lines, said_lines
 from reports.histogram import histograms
@@ -121,10 +121,9 @@ def _findings(defects: Sequence[Defect], results: Sequence[ScenarioResult]) -> s
 def _unjudged(reasons: dict[str, list[str]], results: Sequence[ScenarioResult]) -> str:
     lines = []
     for reason, names in list(reasons.items())[:ROWS]:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         one = next(one for one in results if reason in one.verdict.reasons)
         known = "".join(f"\n- {code(line)}" for line in known_lines(one, reason))
-        lines.append(f"{', '.join(code(name) for name in names[:3])}{more}\n{block(_cut(reason))}{known}")
+        lines.append(f"{some([*map(code, names)], 3)}\n{block(_cut(reason))}{known}")
     left = f"\n\n{len(reasons) - ROWS} more reasons." if len(reasons) > ROWS else ""
     return "**No verdict on**\n\n" + "\n\n".join(lines) + left
 

@@ -6,32 +6,26 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from cases.catalogue import outcome_of
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from reports.live import STYLE
-from reports.prose import heading, say
+from reports.prose import heading, say, table_of
 
 TEXT = {True: "identical", False: "differs", None: "-"}
-
-#: Narrower than this, the first wrong place is left to the lines above the table.
-WIDE = 120
+#: A column for the first wrong place; on anything narrower it is left to the lines above the table.
+PLACE, WIDE = "first wrong place", 120
 
 
 def render_matrix(console: Console, cells: Sequence[dict[str, Any]]) -> None:
     """Verdict, what the release window says, kinds and text of every cell, then the verdict of all."""
     heading(console, "matrix")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("engine", "case", "revert", "verdict", "expected", "kinds", "text"):
-        table.add_column(name, no_wrap=True)
     wide = console.width >= WIDE
-    if wide:
-        table.add_column("first wrong place", overflow="fold")
+    columns = ["engine", "case", "revert", "verdict", "expected", "kinds", "text", *([PLACE] if wide else [])]
+    table = table_of(columns, folded=PLACE)
     for cell in cells:
         row = [cell["engine"], cell["case"], str(cell["revert"] or "-"), _verdict(cell), _expected(cell)]
         row += [" ".join(cell["kinds"]) or "-", TEXT[cell["text_identical"]]]

@@ -34,7 +34,7 @@ from reports.signatures import Defect, by_signature
 from reports.terminal import COMPARED, accept_text, judges, unjudged, verdict_line
 
 if TYPE_CHECKING:  # the page shows charts that the night has made
-    from harness.night.charts import Trends
+    from harness.night.trends import Trends
 
 TEMPLATES = Path(__file__).parent / "templates"
 #: Concatenated in this order into one script: each file uses only what stands before it. All but the first draw the
@@ -111,14 +111,13 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
         heads=[embedded(scenario_head(one, frames)) for one, frames in ordered],
         rows=_rows(ordered),
         origin=_origin(report),
-        css=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
-        script=Markup(
-            "\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS[: None if results else 1])
-        ),
+        css=_source("page.css"),
+        script=_source(*SCRIPTS[: None if results else 1]),
     )
 
 
-def _script(names: Sequence[str]) -> Markup:
+def _source(*names: str) -> Markup:
+    """Files of the page, as they are."""
     return Markup("\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names))
 
 

@@ -1,4 +1,4 @@
-"""Prints text on a terminal without breaking lines, and pairs in columns.
+"""Prints text on a terminal without breaking lines, pairs in columns, and tables.
 
 A broken line cannot be copied, and what we print is meant to be typed. This module must not know what it prints.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 GAP = 3  # blanks between two pairs
@@ -51,3 +53,16 @@ def say_pairs(console: Console, pairs: Sequence[tuple[str, int | str]], *, red: 
             gap = " " * GAP if len(line) > len(INDENT) else ""
             line.append(f"{gap}{name:<{name_width}} {count:>{count_width}}", style="bold red" if name in red else "")
         say(console, line)
+
+
+def table_of(columns: Sequence[str], *, right: Sequence[str] = (), folded: str = "", gap: int = 3) -> Table:
+    """A table without rows. right: columns of numbers; folded: whose cells may take several lines; gap: of blanks."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, gap - 2))
+    for name in columns:
+        made.add_column(
+            name,
+            justify="right" if name in right else "left",
+            no_wrap=name != folded,
+            overflow="fold" if name == folded else "ellipsis",
+        )
+    return made

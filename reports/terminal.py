@@ -15,7 +15,7 @@ from harness.contract.one_file import no_file
 from harness.contract.providers import JUDGED_BY, NOT_COMPARED, WITNESS, in_words
 from harness.contract.settings import EngineConfig
 from harness.contract.types import Outcome
-from harness.contract.words import counted, percent
+from harness.contract.words import counted, percent, some
 from harness.coverage import reach_of
 from harness.driving.accept_lengths import AcceptLengths
 from harness.driving.results import HARDLY, Cost, RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
@@ -171,8 +171,7 @@ def render_open(console: Console, result: RunResult, *, printed: set[str]) -> No
     for line in dict.fromkeys(line for one in result.results for line in unstopped(one)):
         say(console, line, style="dim")
     for reason, names in unjudged(result).items():
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        say(console, f"no verdict on {', '.join(names[:3])}{more}: {reason}")
+        say(console, f"no verdict on {some(names, 3)}: {reason}")
         render_known(
             console, next(one for one in result.results if reason in one.verdict.reasons), reason, printed=printed
         )

@@ -10,13 +10,12 @@ import sys
 
 import pytest
 from packaging.version import Version
-from typer.testing import CliRunner
 
 from cases import catalogue
 from cases.meta import histories
+from cases.meta.command_line import call
 from harness.bisect.search import Releases, Tried, search
 from harness.bisect.verdicts import Failure, Run
-from harness.cli.main import app
 from harness.engines import envs, releases
 
 RELEASES = ("0.5.11", "0.5.12.post1", "0.5.13", "0.5.23")
@@ -75,7 +74,7 @@ def _cache(folder):
 
 def _bisect(folder, *arguments):
     report = folder / "found.json"
-    done = CliRunner().invoke(app, ["bisect", *arguments, "--runs", str(folder / "runs"), "--json", str(report)])
+    done = call("bisect", *arguments, "--runs", folder / "runs", "--json", report, code=0)
     return done, json.loads(report.read_text()) if report.is_file() else None
 
 
@@ -86,12 +85,10 @@ def test_the_command_finds_the_release_that_fixed_a_bug_and_asks_no_engine_twice
 ):
     """Two neighbours, hence two engines: a longer line is searched above, and with pretended engines in cases/meta."""
     arguments = ("--case", "pr25015", "--bad", "0.5.11", "--good", "0.5.12.post1")
-    done, found = _bisect(three_releases, *arguments)
-    assert done.exit_code == 0, done.output
+    _, found = _bisect(three_releases, *arguments)
     assert (found["last_bad"], found["first_good"], found["exact"]) == ("0.5.11", "0.5.12.post1", True)
     assert "sglang/srt/speculative/eagle_worker_v2.py" in {one["path"] for one in found["changed"]}
     again, same = _bisect(three_releases, *arguments)
-    assert again.exit_code == 0
     assert [one["cached"] for one in same["tried"]] == [1, 1]
     assert "booted" not in again.output
 

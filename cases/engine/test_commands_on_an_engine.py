@@ -10,10 +10,9 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
 from cases import catalogue
-from harness.cli.main import app
+from cases.meta.command_line import call
 
 POSITION_CASE = catalogue.load("pr25015")
 BAD, GOOD = POSITION_CASE.bad_up_to, "0.5.13"
@@ -40,17 +39,12 @@ finally:
 """
 
 
-def _invoke(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 @pytest.fixture
 def failing_run(commands_on_live_engine, tmp_path):
     """A run of pr25015 on the release that has the bug: (its JSON, its reproducer)."""
     commands_on_live_engine.environment(BAD)  # skips where it is not installed; the command would install it
     report = tmp_path / "run.json"
-    done = _invoke("run", "--engine", BAD, "--scenario", "pr25015", "--runs", tmp_path / "runs", "--json", report)
-    assert done.exit_code == 1, done.output
+    call("run", "--engine", BAD, "--scenario", "pr25015", "--runs", tmp_path / "runs", "--json", report, code=1)
     document = json.loads(report.read_text())
     return document, document["scenarios"][0]["reproducer"]
 
@@ -58,10 +52,8 @@ def failing_run(commands_on_live_engine, tmp_path):
 @pytest.mark.engine(release=BAD, boot=BOOT, ends_it=True)
 def test_reproducer_replays_as_failed_where_it_was_made_and_fixed_on_a_release_with_the_fix(failing_run, tmp_path):
     _, reproducer = failing_run
-    still = _invoke("replay", reproducer, "--runs", tmp_path / "again")
-    assert (still.exit_code, "FAILED" in still.output) == (1, True), still.output
-    gone = _invoke("replay", reproducer, "--engine", GOOD, "--runs", tmp_path / "fixed")
-    assert (gone.exit_code, "FIXED" in gone.output) == (0, True), gone.output
+    assert "FAILED" in call("replay", reproducer, "--runs", tmp_path / "again", code=1).output
+    assert "FIXED" in call("replay", reproducer, "--engine", GOOD, "--runs", tmp_path / "fixed", code=0).output
 
 
 @pytest.mark.engine(release=BAD, boot=BOOT)
@@ -80,8 +72,7 @@ def test_stored_run_is_judged_the_same_where_sglang_cannot_be_imported(failing_r
 def test_matrix_cell_names_the_first_wrong_place_and_the_identical_text(commands_on_live_engine, tmp_path):
     commands_on_live_engine.environment(BAD)
     report = tmp_path / "matrix.json"
-    done = _invoke("matrix", "--engines", BAD, "--cases", "pr25015", "--runs", tmp_path, "--json", report)
-    assert done.exit_code == 0, done.output
+    call("matrix", "--engines", BAD, "--cases", "pr25015", "--runs", tmp_path, "--json", report, code=0)
     (cell,) = json.loads(report.read_text())["cells"]
     assert (cell["engine"], cell["case"], cell["revert"]) == (BAD, "pr25015", None)
     assert (cell["verdict"], cell["kinds"], cell["text_identical"]) == ("FAIL", ["POSITION"], True)
@@ -103,7 +94,6 @@ def test_full_disk_ends_a_run_as_unknown_without_a_verdict(commands_on_live_engi
         sync(descriptor)
 
     monkeypatch.setattr("harness.archive.writer.os.fsync", full)
-    done = _invoke("run", "--engine", BAD, "--scenario", "pr25015", "--runs", tmp_path)
-    assert done.exit_code == 3, done.output
+    done = call("run", "--engine", BAD, "--scenario", "pr25015", "--runs", tmp_path, code=3)
     assert "disk is full" in done.output
     assert not list(tmp_path.glob("*/verdict.json"))

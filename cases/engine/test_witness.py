@@ -3,11 +3,10 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
+from cases.meta.command_line import call
 from cases.programs import CHUNKED_BATCH, EXERCISES
 from harness.both_sides.mutants import MUTANTS
-from harness.cli.main import app
 from harness.contract.types import Outcome
 from harness.driving.judging import judge_scenario
 from harness.driving.plan import Setup
@@ -15,28 +14,21 @@ from harness.driving.witness_trace import ask
 from harness.search.mutants import with_mutant
 
 
-def _invoke(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 @pytest.mark.engine(boot=CHUNKED_BATCH.boot_key())
 def test_a_run_is_judged_by_its_witness_and_stored_with_it(commands_on_live_engine, release, tmp_path):
     program, report = tmp_path / "program.json", tmp_path / "run.json"
     program.write_text(CHUNKED_BATCH.model_dump_json())
     arguments = ("--scenario-file", program, "--runs", tmp_path / "runs", "--json", report)
-    done = _invoke("run", "--engine", release, "--reference", "witness", *arguments)
-    assert done.exit_code == 0, done.output
+    done = call("run", "--engine", release, "--reference", "witness", *arguments, code=0)
     assert "agrees with its witness" in done.output
     document = json.loads(report.read_text())
     assert document["providers"] == {"target": "witness", "draft": "witness"}
     assert document["witness"]["rows"] > document["witness"]["without"] > 0  # the last rows of early chunks
     assert document["compared"]["hidden_rows"] > 100
-    again = _invoke("recheck", document["run"], "--json", report)
-    assert again.exit_code == 0, again.output
+    call("recheck", document["run"], "--json", report, code=0)
     for name in ("verdict", "reasons", "compared", "providers", "witness"):
         assert json.loads(report.read_text())[name] == document[name], name
-    refused = _invoke("recheck", document["run"], "--fresh-reference")
-    assert (refused.exit_code, "--reference witness" in refused.output) == (2, True), refused.output
+    assert "--reference witness" in call("recheck", document["run"], "--fresh-reference", code=2).output
 
 
 @pytest.mark.engine(boot=EXERCISES["chain"][0].boot_key())

@@ -2,9 +2,46 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
+from cases.checkpoints import make
 from cases.meta.pretended_card import PretendedCards
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """What tests compute is tiny, and workers share the cores."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def made_pair(tmp_path_factory):
+    """Tiny pairs by name, each made once; `make` verifies their bytes again whenever one is asked for."""
+    root = tmp_path_factory.mktemp("pairs")
+    return lambda name: make(name, root)
+
+
+@pytest.fixture(scope="session")
+def eagle_tiny(made_pair):
+    """The pair that most tests use."""
+    return made_pair("eagle-tiny")
+
+
+@pytest.fixture(scope="session")
+def mtp_tiny(made_pair):
+    """A pair whose draft is of MTP layers."""
+    return made_pair("mtp-tiny")
+
+
+@pytest.fixture(scope="session")
+def eagle_head(eagle_tiny):
+    """The draft head of that pair, with its target."""
+    from reference.pairs import load_pair
+
+    return load_pair(eagle_tiny.target, eagle_tiny.draft)[1]
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
 from harness.contract.rows import Ragged, RowBuilder, Rows
 from harness.contract.scenario import Scenario
@@ -24,24 +23,6 @@ from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
 VOCAB = 61
 WIDTH = 8
 TOP = 16
-
-
-def lone_part(mode: str, *, start: int, length: int, index: int = 0, final: bool = True) -> Part:
-    """A request `a`'s part in a batch of its own."""
-    record = RoundRecord(
-        index=index,
-        scheduler_step=index,
-        dp_rank=0,
-        tp_rank=0,
-        mode=mode,
-        rids=("a",),
-        attempts=(0,),
-        starts=(start,),
-        lens=(length,),
-        final=(final,),
-        forwards={},
-    )
-    return Part(record=record, rid="a", attempt=0, start=start, length=length, final=final)
 
 
 def scenario(
@@ -74,6 +55,12 @@ def scenario(
         script=(Op(kind="submit", rids=tuple(r.rid for r in requests)), Op(kind="drain", count=200)),
         wants=wants,
     )
+
+
+def asking(*requests: RequestSpec, name: str = "handmade", **fields: Any) -> Scenario:
+    """All requests at once, driven to their ends. fields: others of the scenario."""
+    script = (Op(kind="submit", rids=tuple(one.rid for one in requests)), Op(kind="drain"))
+    return Scenario(**{"name": name, "requests": requests, "script": script, **fields})
 
 
 def target(position: int, token: int) -> int:

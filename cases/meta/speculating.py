@@ -6,18 +6,25 @@ Free speculation decides its own rounds, and its rows are then written as those 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
+from cases.checkpoints import Checkpoint
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
 from harness.contract.rows import RowBuilder
+from harness.contract.scenario import Scenario
+from harness.contract.settings import SpecConfig
 from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.contract.types import Phase
+from harness.driving.oracle import Oracle
 from reference.draft import best
 from reference.engine_view import Conditions, EngineView
 from reference.logit_rules import Rules
 from reference.mtp import MtpHead
+from reference.pairs import load_pair
 from reference.rounds import Drafts, decode_rows, write
 from reference.rows import Writer
 from reference.session import ReferenceSession
@@ -27,6 +34,11 @@ from reference.verify import Uniforms, draw
 
 class FreeSession(ReferenceSession):
     """A reference session that also speculates."""
+
+    @classmethod
+    def of(cls, pair: Checkpoint, spec: SpecConfig | None = None, **more: Any) -> FreeSession:
+        """The session of a tiny pair."""
+        return cls(*load_pair(pair.target, pair.draft), spec or SpecConfig(), **more)
 
     def generate(self, prompt: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int] = ()) -> list[int]:
         """Greedy text without speculation, token by token; a stop id is kept and ends it."""
@@ -112,6 +124,17 @@ class FreeSession(ReferenceSession):
             forwards={str(phase): count for phase, count in (prefill if mode == "PREFILL" else decode).items()},
         )
         return Part(record=record, rid=request.rid, attempt=0, start=start, length=length, final=final)
+
+
+def drawing(seed: int) -> Callable[[], float]:
+    """Uniform numbers for requests with a temperature."""
+    random = np.random.default_rng(seed)
+    return lambda: float(random.random())
+
+
+def answered(pair: Checkpoint, scenario: Scenario, trace: Trace, **oracle: Any) -> Trace:
+    """What the reference says of an engine's trace. oracle: fields of Oracle."""
+    return Oracle(target=pair.target, draft=pair.draft, **oracle).answer(scenario, trace)
 
 
 def _ended(request: RequestSpec, ends: Sequence[int], output: list[int]) -> tuple[str, tuple[int, ...]] | None:

@@ -9,11 +9,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from cases.checkpoints import make, make_recipe
+from cases.checkpoints import make_recipe
 from cases.meta import handmade, nights, results
+from cases.meta.handmade import asking
 from cases.meta.json_models import Run
+from cases.meta.sessions import SPEC_IDS, SPECS, edited, run
 from cases.meta.speculating import FreeSession
-from cases.meta.test_reference_session import SPEC_IDS, SPECS, edited, run, scenario_of
 from cases.mtp_weights import MtpRecipe
 from harness.archive.writer import RunWriter
 from harness.checks import judge
@@ -27,11 +28,9 @@ from harness.defects import departures
 from harness.driving.accept_lengths import AcceptLengths, AcceptRounds, observed_lengths, total
 from harness.driving.plan import Setup
 from harness.driving.results import ScenarioResult
-from harness.night.charts import trends_of
-from reference.eagle1 import DraftHead
+from harness.night.trends import trends_of
 from reference.expected import committed_by
 from reference.pairs import load_pair
-from reference.pairs import paper_target as load_llama
 from reference.tree import with_depths
 from reports.findings import facts
 from reports.frames import read_frames, read_trends
@@ -40,8 +39,6 @@ from reports.markdown import render_markdown
 from reports.page import render_page
 from reports.reading import read_report
 from reports.terminal import accept_text, render_run
-
-torch.set_num_threads(1)
 
 
 def said(trace):
@@ -72,19 +69,17 @@ def text_of(request, trace):
 
 
 @pytest.fixture(scope="module")
-def heads(tmp_path_factory):
+def heads(eagle_head):
     """A draft head, and the same one with a wrong fc."""
-    pair = make("eagle-tiny", tmp_path_factory.mktemp("pairs"))
-    good = DraftHead.load(pair.draft, load_llama(pair.target))
-    bad = copy.copy(good)
-    bad.fc = good.fc + 0.04 * torch.randn(good.fc.shape, generator=torch.Generator().manual_seed(5))
-    return good, bad
+    bad = copy.copy(eagle_head)
+    bad.fc = bad.fc + 0.04 * torch.randn(bad.fc.shape, generator=torch.Generator().manual_seed(5))
+    return eagle_head, bad
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=SPEC_IDS)
 def test_of_its_own_rounds_the_reference_expects_what_it_saw(heads, spec):
     session, request, trace = run(heads[0], spec, seed=4, new=24)
-    assert said(session.replay(scenario_of(spec, request), trace)) == observed(trace)
+    assert said(session.replay(asking(request, spec=spec), trace)) == observed(trace)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=SPEC_IDS)
@@ -92,7 +87,7 @@ def test_of_another_heads_rounds_it_expects_what_its_own_head_would_have_had_acc
     good, bad = heads
     session, request, _ = run(good, spec, seed=6, new=24, longest=12)
     other = FreeSession(bad.target, bad, spec).speculate(request)
-    expected = said(session.replay(scenario_of(spec, request), other))
+    expected = said(session.replay(asking(request, spec=spec), other))
     text = text_of(request, other)
     assert expected == {place: alone(session, text, place[2]) for place in observed(other)}
     assert sum(expected.values()) > sum(observed(other).values())
@@ -102,9 +97,9 @@ def test_a_defect_that_the_reference_follows_changes_nothing_of_what_it_expects(
     spec = SPECS[2]
     session, request, trace = run(heads[0], spec, seed=7, new=24)
     follows = FreeSession(session.target, session.head, spec, departures=departures(["F-003"]))
-    engine = follows.replay(scenario_of(spec, request), trace)
+    engine = follows.replay(asking(request, spec=spec), trace)
     steps = [i for i in range(len(engine.rows)) if engine.rows.strings["phase"][i] == Phase.DRAFT]
-    chosen = [one.rows.lists["chosen_ids"] for one in (engine, session.replay(scenario_of(spec, request), trace))]
+    chosen = [one.rows.lists["chosen_ids"] for one in (engine, session.replay(asking(request, spec=spec), trace))]
     assert any((chosen[0][i] != chosen[1][i]).any() for i in steps), "it does follow one"
     assert said(engine) == observed(trace)
 
@@ -113,7 +108,7 @@ def test_a_request_that_samples_is_left_out(heads):
     spec = SPECS[0]
     session, request, trace = run(heads[0], spec, seed=8)
     sampled = request.model_copy(update={"temperature": 0.7, "seed": 1})
-    assert not said(session.replay(scenario_of(spec, sampled), trace))
+    assert not said(session.replay(asking(sampled, spec=spec), trace))
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +123,7 @@ def test_layers_expect_of_their_own_rounds_what_they_saw(layers, k):
     session = FreeSession(*layers, spec)
     request = RequestSpec(rid="a", input_ids=tuple(range(3, 40, 2)), max_new_tokens=24)
     trace = session.speculate(request, chunk=7)
-    expected = said(session.replay(scenario_of(spec, request), trace))
+    expected = said(session.replay(asking(request, spec=spec), trace))
     assert expected == observed(trace)
     assert set(expected.values()) >= {1, 2}
 
@@ -143,7 +138,7 @@ def test_a_layer_is_asked_for_its_own_proposal_where_the_engine_made_another(lay
         if len(values["chosen_ids"]) and values["phase"] in (Phase.DRAFT_PREFILL, Phase.EXTEND):
             values["chosen_ids"] = [1]
 
-    expected = said(session.replay(scenario_of(spec, request), edited(trace, change=odd)))
+    expected = said(session.replay(asking(request, spec=spec), edited(trace, change=odd)))
     text = text_of(request, trace)
     assert expected == {place: alone(session, text, place[2]) for place in observed(trace)}
 

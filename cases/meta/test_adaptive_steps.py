@@ -8,15 +8,13 @@ import pytest
 from pydantic import ValidationError
 
 from cases.boots import BY_NAME
-from cases.checkpoints import make
 from cases.meta import handmade
+from cases.meta.handmade import asking
 from cases.meta.judged import roots, with_round
+from cases.meta.sessions import assert_same_rows, request_of, stopped
 from cases.meta.speculating import FreeSession
-from cases.meta.test_reference_session import assert_same_rows, request_of, scenario_of, stopped
 from harness.checks import judge
 from harness.contract.settings import SpecConfig
-from reference.eagle1 import DraftHead
-from reference.pairs import paper_target as load_target
 
 ADAPTIVE = BY_NAME["adaptive"].spec
 
@@ -37,14 +35,8 @@ class Changing(FreeSession):
         return replace(part, record=replace(part.record, num_steps=count))
 
 
-@pytest.fixture(scope="module")
-def head(tmp_path_factory):
-    pair = make("eagle-tiny", tmp_path_factory.mktemp("pairs"))
-    return DraftHead.load(pair.draft, load_target(pair.target))
-
-
-def test_each_round_has_rows_of_its_own_number_of_steps_and_the_text_is_the_same(head):
-    session = Changing(head.target, head, ADAPTIVE, steps=(3, 0, 1, 5))
+def test_each_round_has_rows_of_its_own_number_of_steps_and_the_text_is_the_same(eagle_head):
+    session = Changing(eagle_head.target, eagle_head, ADAPTIVE, steps=(3, 0, 1, 5))
     request = request_of(random.Random(4), new=16)
     free = session.speculate(request, chunk=7)
     assert list(free.ends[0].output_ids) == session.generate(request.input_ids, 16)
@@ -55,7 +47,7 @@ def test_each_round_has_rows_of_its_own_number_of_steps_and_the_text_is_the_same
         rows = {phase: int((mine & (free.rows.strings["phase"] == phase)).sum()) for phase in ("DRAFT", "VERIFY")}
         assert rows == {"DRAFT": max(0, record.num_steps - 1), "VERIFY": record.num_steps + 1}
         assert 1 <= record.lens[0] <= record.num_steps + 1
-    again = session.replay(scenario_of(ADAPTIVE, request), free)
+    again = session.replay(asking(request, spec=ADAPTIVE), free)
     assert not stopped(again)
     assert_same_rows(free, again)
 
@@ -75,13 +67,13 @@ def test_a_number_of_steps_that_is_no_candidate_is_found(steps, found):
 
 
 @pytest.mark.parametrize(("steps", "due"), [((0, 1), False), ((1, 3), True)])
-def test_draft_rows_are_due_where_a_round_drafts_more_than_one_token(head, steps, due):
-    session = Changing(head.target, head, ADAPTIVE, steps=steps)
+def test_draft_rows_are_due_where_a_round_drafts_more_than_one_token(eagle_head, steps, due):
+    session = Changing(eagle_head.target, eagle_head, ADAPTIVE, steps=steps)
     request = request_of(random.Random(4), new=16)
     engine = session.speculate(request, chunk=7)
     kept = [i for i, phase in enumerate(engine.rows.strings["phase"]) if phase != "DRAFT"]
     verdict, _ = judge(
-        scenario_of(ADAPTIVE, request), replace(engine, rows=handmade.take_rows(engine.rows, kept)), None
+        asking(request, spec=ADAPTIVE), replace(engine, rows=handmade.take_rows(engine.rows, kept)), None
     )
     assert any("no DRAFT row" in reason for reason in verdict.reasons) is due
 

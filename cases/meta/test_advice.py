@@ -13,7 +13,7 @@ import typer
 
 from cases.families import FAMILIES
 from cases.meta import results
-from cases.meta.test_cli_bad_input import call
+from cases.meta.command_line import call
 from harness.archive import again
 from harness.archive.store import RunReader, StoreError
 from harness.cli.main import app
@@ -134,16 +134,14 @@ def work(tmp_path, monkeypatch):
 def test_the_folder_that_may_be_meant_is_put_into_what_was_typed(command, work):
     run = results.store(work / "runs", ("single", results.sound)).relative_to(work)
     typo = f"{run}x"
-    done = call(*command.format(typo).split())
-    assert done.exit_code == 2
+    done = call(*command.format(typo).split(), code=2)
     assert done.stderr.splitlines()[-1] == f"  for example:  eaglecheck {command.format(run)}"
     assert parse(done.stderr.splitlines()[-1].partition(":  ")[2]) == []
 
 
 @pytest.mark.parametrize("command", ["recheck", "report --html a.html", "replay", "diff README.md"])
 def test_a_file_where_a_folder_is_wanted_is_called_a_file(command, work):
-    done = call(*command.split(), "README.md")
-    assert done.exit_code == 2
+    done = call(*command.split(), "README.md", code=2)
     assert "README.md is a file" in done.stderr
     assert "no folder README.md" not in done.stderr
 
@@ -151,8 +149,7 @@ def test_a_file_where_a_folder_is_wanted_is_called_a_file(command, work):
 @pytest.mark.parametrize("kind", ["matrix", "mutants"])
 def test_no_advice_writes_over_what_is_there(kind, work):
     run = results.store(work / "runs", ("single", results.sound)).relative_to(work)
-    done = call("report", str(run), "--html", "a.html", f"--{kind}", "README.md")
-    assert done.exit_code == 2
+    done = call("report", run, "--html", "a.html", f"--{kind}", "README.md", code=2)
     assert f"--json {kind}.json" in done.stderr
     assert "--json README.md" not in done.stderr
 
@@ -170,7 +167,7 @@ def test_a_document_that_the_page_cannot_show_is_refused_with_its_place(kind, do
     """It was a fault of ours, exit 4 with a traceback of the template."""
     run = results.store(work / "runs", ("single", results.sound)).relative_to(work)
     (work / "own.json").write_text(document)
-    done = call("report", str(run), "--html", "a.html", f"--{kind}", "own.json")
+    done = call("report", run, "--html", "a.html", f"--{kind}", "own.json")
     assert (done.exit_code, done.stdout) == (2, "")
     assert f"--{kind}: own.json" in done.stderr
     assert said in done.stderr
@@ -187,8 +184,7 @@ def test_a_document_that_the_page_cannot_show_is_refused_with_its_place(kind, do
 def test_what_a_command_reads_is_not_written_over(command, work):
     run = results.store(work / "runs", ("single", results.sound)).relative_to(work)
     (work / "own.json").write_text("{}")
-    done = call(*command.replace("RUN", str(run)).split())
-    assert done.exit_code == 2
+    done = call(*command.replace("RUN", str(run)).split(), code=2)
     assert "own.json: the command reads it" in done.stderr
     assert (work / "own.json").read_text() == "{}"
 
@@ -229,8 +225,8 @@ def test_a_stored_run_is_not_written_over(command, work):
 def test_a_place_beside_the_run_is_no_part_of_it(work):
     run = results.store(work / "runs", ("single", results.sound)).relative_to(work)
     (work / "manifest.json").write_text("{}")
-    assert call("recheck", str(run), "--json", str(run.parent / "own.json")).exit_code == 0
-    assert call("recheck", str(next(run.glob("single-*"))), "--json", "own.json").exit_code == 0
+    call("recheck", run, "--json", run.parent / "own.json", code=0)
+    call("recheck", next(run.glob("single-*")), "--json", "own.json", code=0)
 
 
 MANIFEST = {"release": "0.5.11", "device": "cpu", "revert": None}

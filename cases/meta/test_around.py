@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cases.meta import handmade, results
+from cases.meta.batches import lone_part
 from harness.contract.rows import Ragged
 from harness.contract.trace import Event
 from harness.contract.types import Divergence, Key, Kind, Phase
@@ -159,7 +160,7 @@ def test_where_its_kv_came_from_and_what_happened_before_is_said():
     first = scenario.requests[0]
     second = scenario.requests[1].model_copy(update={"input_ids": first.input_ids})
     scenario = scenario.model_copy(update={"requests": (first, second)})
-    before = handmade.lone_part("PREFILL", start=0, length=7).record
+    before = lone_part("PREFILL", start=0, length=7).record
     hit = replace(before, index=1, scheduler_step=5, rids=("r1",), starts=(4,), lens=(3,))
     records = (replace(before, rids=("r0",)), hit)
     update = Event(name="update", scheduler_step=3, data={"success": True, "what": "next", "selector": "draft"})

@@ -11,18 +11,19 @@ import time
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
 from cases import catalogue
 from cases.meta import pretended_engine
+from cases.meta.command_line import call
 from cases.meta.histories import History
 from harness.bisect.fitting import Needs, misfit, of_commit, of_release, rebuilt
 from harness.bisect.repository import Repository
 from harness.bisect.trials import Subject
 from harness.bisect.verdicts import Cache, Failure, Run
+from harness.cli import bisect_runs
 from harness.cli.bisect_runs import Setting
-from harness.cli.main import app
 from harness.contract.types import Outcome
+from harness.driving.own_source import source_digest
 from harness.engines import envs
 
 CASE = catalogue.load("pr25015")
@@ -80,14 +81,26 @@ def notes(made, count):
         made.commit(f"note {len(made.commits)}")
 
 
+SETTING = Setting(
+    subject=Subject(name="pr25015", scenario=CASE.scenario, failure=Failure(kinds=CASE.kinds)), device="cpu"
+)
+
+
 def know(made, *, verdicts, release="0.5.12.post1"):
     """Put verdicts (commit -> run) in the cache, as runs in the environment of `release`."""
-    setting = Setting(
-        subject=Subject(name="pr25015", scenario=CASE.scenario, failure=Failure(kinds=CASE.kinds)), device="cpu"
-    )
     for commit, run in verdicts.items():
         content = made.git("rev-parse", f"{commit}:python")
-        Cache.at_home().add(setting.identity(envs.state(release), tree=content), run)
+        Cache.at_home().add(SETTING.identity(envs.state(release), tree=content), run)
+
+
+def test_a_verdict_is_kept_for_one_state_of_our_own_files(home, monkeypatch):
+    env = envs.state("0.5.13")
+    before = SETTING.identity(env)
+    assert before["checks"] == source_digest()
+    monkeypatch.setattr(bisect_runs, "source_digest", lambda: "of another table")
+    Cache.at_home().add(before, PASSES)
+    assert Cache.at_home().runs(before)
+    assert not Cache.at_home().runs(SETTING.identity(env))
 
 
 def changed_at(commits, at, *, old=PASSES, new=FAILS):
@@ -104,8 +117,7 @@ def bisect(made, tmp_path, *, bad, good, code=0, more=()):
     """(the JSON, what was printed) of the command."""
     report = tmp_path / "bisect.json"
     options = ["--case", "pr25015", "--repo", str(made.folder), "--bad", bad, "--good", good]
-    done = CliRunner().invoke(app, ["bisect", *options, "--json", str(report), *more])
-    assert done.exit_code == code, done.output
+    done = call("bisect", *options, "--json", report, *more, code=code)
     return (json.loads(report.read_text()) if report.is_file() else None), done.output
 
 
@@ -294,6 +306,5 @@ def test_a_checkout_or_commit_that_cannot_be_searched_is_refused_before_anything
     history.commit("words only")
     arguments = {"--repo": str(history.folder), "--bad": "HEAD", "--good": "v0.5.12.post1", **dict([options])}
     typed = [word for option in arguments.items() for word in option]
-    done = CliRunner().invoke(app, ["bisect", "--case", "pr25015", *typed])
-    assert done.exit_code == 2, done.output
+    done = call("bisect", "--case", "pr25015", *typed, code=2)
     assert said in done.output.replace("\n", " ").replace("  ", " ")

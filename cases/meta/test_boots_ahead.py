@@ -106,7 +106,7 @@ def test_what_a_run_boots_ahead_is_a_configuration_each():
         ahead=3, lease=None, expect=lambda more, now: expected.extend(more), use=lambda _launch: None
     )
     plan = SimpleNamespace(launch=lambda one, lease: one.boot_key())
-    going = SimpleNamespace(later=[*pool.beginning(scenarios)], plan=plan, engines=engines, waited_seconds=0.0)
+    going = SimpleNamespace(later=[*pool.beginning(scenarios)], plan=plan, engines=engines)
     runner._wait_for(going, launch("a"))
     assert expected == [*dict.fromkeys(one.boot_key() for one in scenarios)][1:4]
 

@@ -25,9 +25,7 @@ from cases.pairs import RECIPES, pair_of
 from cases.recipes import Qwen3EagleRecipe, Recipe
 from cases.table_weights import TableRecipe
 from cases.trained_weights import TrainedRecipe
-from harness.driving import tiny_pairs
-
-torch.set_num_threads(1)
+from harness.driving import pairs
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -120,9 +118,9 @@ def test_making_a_pair_twice_touches_nothing(pair):
 @pytest.mark.parametrize("change", [{"seed": 7}, {"layers": 4}, {}])
 def test_a_recipe_that_changed_makes_its_pair_beside_the_old_one(tmp_path, monkeypatch, change):
     """Also what was made of it: weights of both in one folder, and adapters."""
-    monkeypatch.setattr(tiny_pairs, "root", lambda: tmp_path)
+    monkeypatch.setattr(pairs, "root", lambda: tmp_path)
     before = make("eagle-tiny", tmp_path)
-    old = [before.root, *tiny_pairs.weights_of("eagle-tiny", "all", source="disk")]
+    old = [before.root, *pairs.weights_of("eagle-tiny", "all", source="disk")]
     old += map(Path, of_target(before.target, ["first"]).values())
     kept = [contents(place) for place in old]
     if change:
@@ -130,7 +128,7 @@ def test_a_recipe_that_changed_makes_its_pair_beside_the_old_one(tmp_path, monke
     else:
         monkeypatch.setattr(checkpoints, "RECIPE_VERSION", checkpoints.RECIPE_VERSION + 1)
     after = make("eagle-tiny", tmp_path)
-    new = [after.root, *tiny_pairs.weights_of("eagle-tiny", "all", source="disk")]
+    new = [after.root, *pairs.weights_of("eagle-tiny", "all", source="disk")]
     new += map(Path, of_target(after.target, ["first"]).values())
     assert not {*old} & {*new}
     assert [contents(place) for place in old] == kept

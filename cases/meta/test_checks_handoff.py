@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cases.fixed import DRAIN, request, submit
+from cases.meta.batches import end, event, record, trace
 from harness.checks import reference_rows
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
@@ -13,7 +14,6 @@ from harness.contract.rows import RowBuilder
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import EngineConfig, SpecConfig
-from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.contract.types import Divergence, Key, Kind
 
 GIVEN = Scenario(
@@ -28,21 +28,7 @@ STATE = np.asarray([[1.0, 2.0]], dtype=np.float32)
 
 
 def batch(index, mode, side, *, start, length, rids=("a",)):
-    count = len(rids)
-    return RoundRecord(
-        index=index,
-        scheduler_step=index,
-        dp_rank=0,
-        tp_rank=0,
-        mode=mode,
-        side=side,
-        rids=rids,
-        attempts=(0,) * count,
-        starts=(start,) * count,
-        lens=(length,) * count,
-        final=(True,) * count,
-        forwards={},
-    )
+    return record(index, mode, [(rid, 0, start, length, True) for rid in rids], side=side)
 
 
 SENT = {"rid": "a", "phase": "DRAFT_PREFILL", "committed": 0, "round": 0}
@@ -67,19 +53,14 @@ def handover(*, bonus=BONUS, proposal=PROPOSAL, state=STATE, rids=("a",), widths
         batch(0, "PREFILL", "prefill", start=0, length=3),
         batch(1, "PREBUILT", "decode", start=3, length=0, rids=rids),
     )
-    return Trace(
-        side="engine",
-        scenario_id=GIVEN.id,
-        header={"metadata_widths": widths or {"prefill": 2, "decode": 2}},
-        rows=rows.build(),
-        rounds=records,
-        events=tuple(events),
-        tensors={"hidden_out.DRAFT_PREFILL": STATE, "hidden_out.PREBUILT": state},
-    )
+    header = {"metadata_widths": widths or {"prefill": 2, "decode": 2}}
+    tensors = {"hidden_out.DRAFT_PREFILL": STATE, "hidden_out.PREBUILT": state}
+    made = {"scenario_id": GIVEN.id, "header": header, "rows": rows.build(), "tensors": tensors}
+    return trace(*records, events=events, **made)
 
 
-def hints(trace, check="handover"):
-    result = run_check(CHECKS[check], gather(GIVEN, trace, None))
+def hints(engine, check="handover"):
+    result = run_check(CHECKS[check], gather(GIVEN, engine, None))
     assert result.unknown == []
     return [found.hint for found in result.divergences]
 
@@ -111,11 +92,11 @@ def test_a_state_that_a_retraction_did_not_renew_is_told_from_another_wrong_one(
         where = {"rid": "a", "phase": "PREBUILT", "round": attempt, "attempt": attempt, "committed": committed}
         for slot in range(committed):
             rows.add(**where, slot=slot, hidden_out=state if slot == committed - 1 else -1)
-    trace = replace(handover(), rows=rows.build(), tensors={"hidden_out.PREBUILT": states})
+    engine = replace(handover(), rows=rows.build(), tensors={"hidden_out.PREBUILT": states})
     key = Key(dp_rank=0, rid="a", attempt=2, committed=5, phase="PREBUILT", step=0, slot=4)
     found = Divergence(kind=Kind.NUMERIC, key=key, round=2, expected=0, observed=1, hint="hidden_out-off")
-    assert reference_rows._is_as_handed_over(gather(GIVEN, trace, None), found) is same
-    assert not reference_rows._is_as_handed_over(gather(GIVEN, trace, None), replace(found, hint="hidden_out-zeros"))
+    assert reference_rows._is_as_handed_over(gather(GIVEN, engine, None), found) is same
+    assert not reference_rows._is_as_handed_over(gather(GIVEN, engine, None), replace(found, hint="hidden_out-zeros"))
 
 
 def test_a_batch_of_no_requests_that_reaches_the_builder_is_named():
@@ -125,12 +106,11 @@ def test_a_batch_of_no_requests_that_reaches_the_builder_is_named():
 
 
 def pool(when, side, *, free, metadata):
-    data = {"when": when, "side": side, "free": free, "evictable": 0, "total": 9, "metadata": metadata}
-    return Event(name="pool", scheduler_step=0, data=data)
+    return event("pool", when=when, side=side, free=free, evictable=0, total=9, metadata=metadata)
 
 
 @pytest.mark.parametrize(
-    ("end", "hint"),
+    ("last", "hint"),
     [
         ({"free": 9, "metadata": 4}, None),
         ({"free": 8, "metadata": 4}, "decode-lost"),
@@ -138,9 +118,9 @@ def pool(when, side, *, free, metadata):
         ({"free": 9, "metadata": 5}, "decode-metadata-freed-twice"),
     ],
 )
-def test_each_side_must_get_back_its_slots_and_its_metadata_rows(end, hint):
+def test_each_side_must_get_back_its_slots_and_its_metadata_rows(last, hint):
     start = [pool("start", side, free=9, metadata=4) for side in ("prefill", "decode")]
-    ends = [pool("end", "prefill", free=9, metadata=4), pool("end", "decode", **end)]
+    ends = [pool("end", "prefill", free=9, metadata=4), pool("end", "decode", **last)]
     found = hints(handover(events=(*start, *ends)), check="ledger")
     assert found == ([] if hint is None else [hint])
 
@@ -164,8 +144,8 @@ def layered(*, arrived=(PROPOSAL, PROPOSAL + 1), layers=2):
     return replace(handover(), rows=rows.build(), tensors={})
 
 
-def of_layers(check, trace):
-    found = run_check(CHECKS[check], gather(LAYERED, trace, None)).divergences
+def of_layers(check, engine):
+    found = run_check(CHECKS[check], gather(LAYERED, engine, None)).divergences
     return [(str(one.kind), one.key.step, one.hint) for one in found if one.key.phase == "PREBUILT"]
 
 
@@ -196,9 +176,9 @@ def test_a_layer_of_which_nothing_arrived_is_missed():
 )
 def test_a_request_that_is_lost_between_the_sides_by_itself_was_given_up(ran, op, said, hints):
     given = GIVEN.model_copy(update={"script": (submit("a"), *([op] if op else []), DRAIN)})
-    told = Event(name="request_error", scheduler_step=1, data={"rid": "a", "error": said})
-    made = handover(events=(told,))
-    end = RequestEnd(rid="a", scheduler_step=1, output_ids=(), reason="error")
-    made = replace(made, ends=(end,), **({} if ran else {"rounds": (), "rows": RowBuilder().build()}))
+    made = handover(events=(event("request_error", 1, rid="a", error=said),))
+    made = replace(
+        made, ends=(end("a", 1, 0, "error"),), **({} if ran else {"rounds": (), "rows": RowBuilder().build()})
+    )
     result = run_check(CHECKS["admission"], gather(given, made, None))
     assert [found.hint for found in result.divergences] == hints

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cases.meta import handmade
-from cases.meta.test_coverage_points import decode, prefill, record, trace
+from cases.meta.batches import decode, prefill, record, trace
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.rows import RowBuilder
@@ -18,7 +18,7 @@ from harness.contract.trace import Event
 from harness.coverage import POINTS, Where, names
 from harness.engine_side.hooks import HookRegistry
 from harness.engine_side.host.scheduler_state import COPIES, being_copied
-from harness.engine_side.mutants import acts_host  # noqa: F401  (importing it makes its acts known)
+from harness.engine_side.mutants import acts_cache  # noqa: F401  (importing it makes its acts known)
 from harness.engine_side.mutants.registry import ACTS, Context
 from harness.engine_side.probes.cached_rows import CachedRows
 from harness.engine_side.probes.host_probe import HostProbe
@@ -223,7 +223,7 @@ def operation(host, device, windows=0):
 def test_the_probe_tells_in_the_next_round_what_was_copied_and_for_whom():
     recorder, controller, hooks = Recorder(), Controller(), HookRegistry()
     tree = Tree(controller)
-    HostProbe(recorder, controller, None).install(hooks, tree)
+    HostProbe(recorder, controller, tree, None).install(hooks)
     recorder.begin()
     recorder.active = True
     controller.write_queue.append(operation([0, 1], [4, 5]))
@@ -292,8 +292,8 @@ class StoredTree(Tree):
 def storage():
     controller, hooks, recorder = Stored(), HookRegistry(), Recorder()
     tree = StoredTree(controller)
-    probe = HostProbe(recorder, controller, None)
-    probe.install(hooks, tree)
+    probe = HostProbe(recorder, controller, tree, None)
+    probe.install(hooks)
     assert not hooks.missing
     recorder.begin()
     recorder.active = True

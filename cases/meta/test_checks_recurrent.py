@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from cases.meta import handmade
-from cases.meta.test_coverage_points import decode, end, prefill, record, trace
+from cases.meta.batches import decode, end, prefill, record, trace
 from harness.both_sides.projections import OF_A_HEAD, OF_A_ROW, weights
 from harness.checks.coverage import compared_enough
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.trace import RECURRENT, RECURRENT_ROWS, Event
 from harness.coverage import POINTS, Where, names
-from harness.engine_side.probes.recurrent_probe import recurrent_of
+from harness.engine_side.probes.pool_probe import recurrent_of
 
 GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5)
 #: Of each request: the states behind 1 to 12 tokens, then that of 9 tokens and a refused one.

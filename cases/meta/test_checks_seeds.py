@@ -2,42 +2,27 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
-import torch
 
-from cases.checkpoints import make
-from cases.meta.speculating import FreeSession
+from cases.meta.handmade import asking
+from cases.meta.speculating import FreeSession, drawing
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Scenario
-from harness.contract.script import Op
-from harness.contract.settings import EngineConfig, SpecConfig
+from harness.contract.settings import EngineConfig
 from harness.contract.types import Kind, Phase
-from reference.pairs import load_pair
 
-torch.set_num_threads(1)
-SPEC = SpecConfig(num_steps=3, eagle_topk=1, num_draft_tokens=4)
 ASKED = RequestSpec(rid="a", input_ids=(5, 17, 130, 42), max_new_tokens=20, temperature=1.1, sampling_seed=7)
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory):
+def trace(eagle_tiny):
     """What an engine reports of one request that samples."""
-    pair = make("eagle-tiny", tmp_path_factory.mktemp("pairs"))
-    uniform = np.random.default_rng(4).random
-    return FreeSession(*load_pair(pair.target, pair.draft), SPEC).speculate(ASKED, uniform=lambda: float(uniform()))
+    return FreeSession.of(eagle_tiny).speculate(ASKED, uniform=drawing(4))
 
 
 def scenario_of(*requests, deterministic=True):
-    return Scenario(
-        name="seeds",
-        spec=SPEC,
-        engine=EngineConfig(deterministic_inference=deterministic),
-        requests=(*requests, ASKED),
-        script=(Op(kind="submit", rids=tuple(one.rid for one in (*requests, ASKED))), Op(kind="drain")),
-    )
+    return asking(*requests, ASKED, engine=EngineConfig(deterministic_inference=deterministic))
 
 
 def twin(**other):

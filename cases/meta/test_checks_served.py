@@ -3,18 +3,17 @@
 import pytest
 
 from cases.fixed import DRAIN, request, submit
+from cases.meta.batches import end, event, record, taken_back, trace, turn
 from cases.programs import program
 from harness.checks import CHECKS
 from harness.checks.evidence import gather
 from harness.checks.registry import run_check
 from harness.cli.scenario_checks import check_scenarios
-from harness.contract.rows import RowBuilder
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import SpecConfig
-from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.driving.adapt import Wanted, adapted
-from harness.driving.sampling_params import sampling_of
+from harness.driving.requests import sampling_of
 
 TREE = SpecConfig(num_steps=3, eagle_topk=4, num_draft_tokens=8)  # keeps twelve tokens
 TOO_LONG = "Requested token count exceeds the model's maximum context length of 512 tokens."
@@ -24,50 +23,21 @@ OUT = "500: Out of memory even after retracting all other requests in the decode
 
 def batch(step, *parts, mode="DECODE", attempt=0):
     """parts: (rid, start, length), of a prompt with whether it ends there."""
-    rids, starts, lens, final = zip(*((*part, mode == "PREFILL")[:4] for part in parts), strict=True)
-    return RoundRecord(
-        index=step,
-        scheduler_step=step,
-        dp_rank=0,
-        tp_rank=0,
-        mode=mode,
-        rids=rids,
-        attempts=(attempt,) * len(rids),
-        starts=starts,
-        lens=lens,
-        final=final,
-        forwards={},
-    )
-
-
-def turn(step, waiting=(), running=()):
-    return Event(name="turn", scheduler_step=step, data={"waiting": list(waiting), "running": list(running)})
-
-
-def event(name, step, rid, **data):
-    return Event(name=name, scheduler_step=step, data={"rid": rid, **data})
+    prompt = mode == "PREFILL"
+    made = [(rid, attempt, start, length, prompt and all(final)) for rid, start, length, *final in parts]
+    return record(step, mode, made)
 
 
 def found(check, scenario, *rounds, ends=(), events=(), overlap=False):
     """Hints of what a check finds; ends: rid -> (reason, tokens)."""
-    engine = Trace(
-        side="engine",
-        scenario_id=scenario.id,
-        header={"overlap": overlap},
-        rows=RowBuilder().build(),
-        rounds=rounds,
-        ends=tuple(
-            RequestEnd(rid=rid, scheduler_step=99, reason=reason, output_ids=tuple(range(count)))
-            for rid, (reason, count) in dict(ends).items()
-        ),
-        events=tuple(events),
-    )
+    over = [end(rid, 99, count, reason) for rid, (reason, count) in dict(ends).items()]
+    engine = trace(*rounds, ends=over, events=events, scenario_id=scenario.id, header={"overlap": overlap})
     result = run_check(CHECKS[check], gather(scenario, engine, None))
     return [one.signature for one in result.divergences] + result.unknown
 
 
 def refused(rid, error):
-    return event("request_error", 99, rid, error=error)
+    return event("request_error", 99, rid=rid, error=error)
 
 
 # Lengths
@@ -115,7 +85,7 @@ def queued(limit):
     )
 
 
-ARRIVALS = [event("submit", 0, "a"), turn(0, running=["a"]), event("submit", 1, "b"), event("submit", 1, "c")]
+ARRIVALS = [event("submit", 0, rid="a"), turn(0, running=["a"]), *(event("submit", 1, rid=rid) for rid in "bc")]
 
 
 @pytest.mark.parametrize(
@@ -194,14 +164,14 @@ PROMPT, FIRST, SECOND = batch(0, ("a", 0, 4), mode="PREFILL"), batch(1, ("a", 4,
 def test_an_abort_leaves_what_was_chosen_before_and_one_pass_of_a_decoding_request(
     rounds, step, waiting, kept, signature
 ):
-    events = [turn(step - 1, waiting=waiting), event("abort", step, "a")]
+    events = [turn(step - 1, waiting=waiting), event("abort", step, rid="a")]
     assert found("aborts", ABORTED, *rounds, ends={"a": ("abort", kept)}, events=events) == []
     more = found("aborts", ABORTED, *rounds, ends={"a": ("abort", kept + 1)}, events=events)
     assert more == [f"TOKEN:aborts:ACCEPT:{signature}"]
 
 
 def test_under_overlap_the_pass_that_still_counts_is_the_one_in_flight():
-    events = [turn(1, running=["a"]), event("abort", 2, "a")]
+    events = [turn(1, running=["a"]), event("abort", 2, rid="a")]
     assert found("aborts", ABORTED, PROMPT, FIRST, SECOND, ends={"a": ("abort", 4)}, events=events, overlap=True) == []
     more = found("aborts", ABORTED, PROMPT, FIRST, SECOND, ends={"a": ("abort", 5)}, events=events, overlap=True)
     assert more == ["TOKEN:aborts:ACCEPT:aborted-decoding"]
@@ -209,18 +179,14 @@ def test_under_overlap_the_pass_that_still_counts_is_the_one_in_flight():
 
 def test_under_overlap_a_request_that_nothing_of_is_in_flight_still_runs_one_pass():
     """The batch in flight at its abort is a neighbour's prompt."""
-    events, late = [turn(1, running=["a"]), event("abort", 2, "a")], batch(3, ("a", 4, 3))
+    events, late = [turn(1, running=["a"]), event("abort", 2, rid="a")], batch(3, ("a", 4, 3))
     assert found("aborts", ABORTED, PROMPT, late, ends={"a": ("abort", 4)}, events=events, overlap=True) == []
     more = found("aborts", ABORTED, PROMPT, late, ends={"a": ("abort", 5)}, events=events, overlap=True)
     assert more == ["TOKEN:aborts:ACCEPT:aborted-decoding"]
 
 
 def test_a_request_taken_back_in_the_step_of_its_abort_runs_no_further_pass():
-    events = [
-        turn(1, running=["a"]),
-        Event(name="retract", scheduler_step=2, data={"reason": "script"}),
-        event("abort", 2, "a"),
-    ]
+    events = [turn(1, running=["a"]), event("retract", 2, reason="script"), event("abort", 2, rid="a")]
     assert found("aborts", ABORTED, PROMPT, FIRST, SECOND, ends={"a": ("abort", 4)}, events=events) == []
     more = found("aborts", ABORTED, PROMPT, FIRST, SECOND, ends={"a": ("abort", 6)}, events=events)
     assert more == ["TOKEN:aborts:ACCEPT:aborted-retracted"]
@@ -239,18 +205,14 @@ TOGETHER = [batch(0, ("a", 0, 4), ("b", 0, 4), mode="PREFILL"), batch(1, ("a", 4
 )
 def test_the_shorter_output_goes_back(back, stays, start, signatures):
     rounds = [*TOGETHER, batch(2, (stays, start, 2))]
-    assert found("retraction", TWO, *rounds, events=[taken_back(back)]) == signatures
-    assert found("retraction", TWO, *rounds, events=[taken_back(back, reason="asked")]) == [], "a scenario chose"
-
-
-def taken_back(rid, reason="pool"):
-    return Event(name="retract", scheduler_step=2, data={"rids": [rid], "kept": [0], "reason": reason})
+    assert found("retraction", TWO, *rounds, events=[taken_back(2, back, reason="pool")]) == signatures
+    assert found("retraction", TWO, *rounds, events=[taken_back(2, back)]) == [], "a scenario chose"
 
 
 def test_under_overlap_the_round_in_flight_does_not_count_against_it():
     """In step 2 the outputs of step 1 are not known yet: both are as long."""
     rounds = [*TOGETHER, batch(2, ("a", 5, 2))]
-    assert found("retraction", TWO, *rounds, events=[taken_back("b")], overlap=True) == []
+    assert found("retraction", TWO, *rounds, events=[taken_back(2, "b", reason="pool")], overlap=True) == []
 
 
 @pytest.mark.parametrize("more", [0, 100])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cases.meta.test_recorded_gpu import folder_of
+from cases.meta.recorded import gpu_run
 from harness.archive.store import read_case
 from harness.checks.evidence import gather
 from harness.checks.judge import judge
@@ -16,7 +16,7 @@ CELLS = [("pr25015", "0.5.13", "graphs", False), ("pr25015", "0.5.17", "eager", 
 
 @pytest.fixture(params=CELLS, ids=lambda cell: "-".join(map(str, cell[:3])))
 def case(request):
-    return read_case(folder_of(*request.param))
+    return read_case(gpu_run(*request.param))
 
 
 def asked(case, trace):

@@ -5,21 +5,18 @@ from types import SimpleNamespace
 import torch
 
 import harness.checks.judge  # noqa: F401  registers the checks
+from cases.meta.batches import event, trace
+from cases.meta.handmade import asking
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.requests import RequestSpec
-from harness.contract.rows import RowBuilder
-from harness.contract.scenario import Scenario
-from harness.contract.script import Op
-from harness.contract.trace import Event, Trace
 from harness.engine_side.probes.verify_probe import holes, wrong_copies
 
 #: Two requests, pages of four, two branches: 6 tokens are one page and two more, 8 are two pages and nothing.
 ROWS = torch.arange(2 * 24).view(2, 24) + 100
 BASE, TAIL, PAGES = torch.tensor([4, 8]), torch.tensor([2, 0]), torch.tensor([2, 1])
 FOUND = holes(ROWS, BASE, TAIL, PAGES, topk=2, page=4)
-REQUESTS = tuple(RequestSpec(rid=rid, input_ids=(1,)) for rid in ("a", "b"))
-SCENARIO = Scenario(name="x", requests=REQUESTS, script=(Op(kind="submit", rids=("a", "b")), Op(kind="drain")))
+SCENARIO = asking(*(RequestSpec(rid=rid, input_ids=(1,)) for rid in "ab"))
 
 
 def pool(copied):
@@ -32,17 +29,9 @@ def pool(copied):
 
 
 def judged(wrong):
-    data = {
-        "round": 3,
-        "rids": ["a", "b"],
-        "attempts": [0, 0],
-        "committed": [6, 8],
-        "holes": [2, 0],
-        "wrong": [wrong, 0],
-    }
-    event = Event(name="tails", scheduler_step=4, data=data)
-    trace = Trace(side="engine", scenario_id="x", header={}, rows=RowBuilder().build(), events=(event,))
-    return run_check(CHECKS["tails"], gather(SCENARIO, trace, None))
+    batch = {"round": 3, "rids": ["a", "b"], "attempts": [0, 0], "committed": [6, 8]}
+    told = event("tails", 4, **batch, holes=[2, 0], wrong=[wrong, 0])
+    return run_check(CHECKS["tails"], gather(SCENARIO, trace(events=[told]), None))
 
 
 def test_holes_are_the_first_slots_of_every_branch_but_the_first():

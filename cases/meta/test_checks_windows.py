@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from cases.meta import handmade
-from cases.meta.test_coverage_points import decode, prefill, trace
+from cases.meta.batches import decode, prefill, trace
 from harness.archive.event_facts import unfit
 from harness.checks.evidence import gather
 from harness.checks.judge import judge
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.trace import Event
 from harness.coverage import POINTS, Where, names
-from harness.engine_side.probes.window_probe import window_of
+from harness.engine_side.probes.pool_probe import window_of
 
 
 @dataclass

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from cases import catalogue, checkpoints, fixed
 from cases.meta import pretended_engine, results
+from cases.meta.command_line import call
 from harness.both_sides.gpus import CardError
 from harness.cli import scenario_checks
 from harness.cli.main import app
@@ -204,6 +204,10 @@ REFUSED = {
         ["mutants", "--only", "draft-position-late", "--server-arg", "page_size=4"],
         "engine.server_args has page_size, which eaglecheck sets itself",
     ),
+    "mutate-family-too-new": (
+        ["mutate", "--engine", "0.5.13", "--family", "eagle,hicache"],
+        "--family hicache: SGLang 0.5.13 runs none of its scenarios",
+    ),
     "mutant": (["mutants", "--only", "draft-position-lat"], "did you mean 'draft-position-late'"),
     "mutate-family": (["mutate", "--family", "egale"], "'egale'; did you mean 'eagle'"),
     "host-cache-by-kernels": (
@@ -365,10 +369,6 @@ REFUSED = {
 }
 
 
-def call(*arguments):
-    return CliRunner().invoke(app, list(arguments))
-
-
 def typed_values():
     """Every option of every command whose values are numbers or a few words."""
     group = typer.main.get_command(app)
@@ -418,8 +418,7 @@ def test_a_case_that_is_meant_with_an_assumption_says_so(place, monkeypatch):
 def test_an_empty_value_is_not_read_as_the_current_folder(command, named, place):
     """What a shell makes of a variable that is not set."""
     before = sorted(place.iterdir())
-    done = call(*command)
-    assert done.exit_code == 2
+    done = call(*command, code=2)
     assert f"{named} is empty" in done.stderr
     assert sorted(place.iterdir()) == before
 
@@ -443,8 +442,7 @@ def test_a_home_that_cannot_hold_checkpoints_is_named(place, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoints, "make", full)
-    done = call("run")
-    assert done.exit_code == 2
+    done = call("run", code=2)
     assert "cannot make checkpoints" in done.stderr
     assert "export EAGLECHECK_HOME=" in done.stderr
 
@@ -454,8 +452,7 @@ def test_an_internal_error_keeps_its_traceback_and_exits_4(place, monkeypatch):
         raise ZeroDivisionError("we forgot something")
 
     monkeypatch.setattr("harness.cli.run.run", broken)
-    done = call("run")
-    assert done.exit_code == 4
+    done = call("run", code=4)
     assert "ZeroDivisionError: we forgot something" in done.stderr
     assert "internal error in eaglecheck" in done.stderr.splitlines()[-1]
 
@@ -577,8 +574,7 @@ def test_scenarios_that_run_in_another_order_than_named_say_so(first, said, plac
     own = Path(__file__).parents[1] / "scenarios"
     files = [own / f"{name}.json" for name in (first, "abort-in-chunk") if first]
     named = [part for file in files for part in ("--scenario-file", str(file))]
-    done = call("run", "--engine", "0.5.23", *(("--scenario", "single") if first else ()), *named)
-    assert done.exit_code == 0, done.output
+    done = call("run", "--engine", "0.5.23", *(("--scenario", "single") if first else ()), *named, code=0)
     assert ("so in this order: single, abort-in-chunk, rules-chain\n" in done.stdout) == said
 
 
@@ -713,8 +709,7 @@ def test_a_scenario_of_two_files_names_both(place):
 def test_a_refusal_names_the_file_of_the_scenario(name, place):
     good = fixed.default_scenarios()[1].model_dump(mode="json")
     (place / "good.json").write_text(json.dumps(good))
-    done = call("run", "--scenario", "pr25015", "--scenario-file", "good.json", *scenario_file(name)[1:])
-    assert done.exit_code == 2
+    done = call("run", "--scenario", "pr25015", "--scenario-file", "good.json", *scenario_file(name)[1:], code=2)
     assert f"scenario 'single' of {name}.json: " in done.stderr
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from cases import catalogue
 from cases.meta import pretended_engine, results
-from cases.meta.test_cli_bad_input import call
+from cases.meta.command_line import call
 from harness.bisect.trials import Subject
 from harness.bisect.verdicts import Cache, Failure, Run
 from harness.cli.bisect_runs import Setting
@@ -107,8 +107,7 @@ def test_a_fix_is_found_and_shown(place, snapshot):
     know(CASE.scenario, {"0.5.11", "0.5.12", "0.5.12.post1"})
     lines_of("sglang/srt/speculative", "0.5.12.post1", {"eagle_worker_v2.py": "a\nb\n", "old.py": "a\n"})
     lines_of("sglang/srt/speculative", "0.5.13", {"eagle_worker_v2.py": "a\nc\nd\n", "new.py": "a\n" * 12})
-    done = call(*PLAIN, "--json", "found.json")
-    assert done.exit_code == 0, done.output
+    done = call(*PLAIN, "--json", "found.json", code=0)
     assert done.stdout == snapshot
     assert max(map(len, done.stdout.splitlines())) <= 120
     found = json.loads((place / "found.json").read_text())
@@ -121,8 +120,7 @@ def test_a_fix_is_found_and_shown(place, snapshot):
 
 def test_a_regression_is_found_when_the_good_end_is_the_older(place):
     know(CASE.scenario, {"0.5.14", "0.5.15", "0.5.16"})
-    done = call("bisect", "--case", "pr25015", "--good", "0.5.11", "--bad", "0.5.16", "--json", "-")
-    assert done.exit_code == 0, done.output
+    done = call("bisect", "--case", "pr25015", "--good", "0.5.11", "--bad", "0.5.16", "--json", "-", code=0)
     found = json.loads(done.stdout)
     assert (found["direction"], found["last_good"], found["first_bad"]) == ("broken", "0.5.13", "0.5.14")
     assert "first bad release: 0.5.14; last good: 0.5.13" in done.stderr
@@ -130,8 +128,7 @@ def test_a_regression_is_found_when_the_good_end_is_the_older(place):
 
 def test_a_release_that_cannot_be_judged_leaves_a_range_that_is_said_and_exit_3(place, snapshot):
     know(CASE.scenario, {"0.5.11", "0.5.12"}, known=[name for name in RELEASES if name != "0.5.12.post1"])
-    done = call(*PLAIN, "--json", "found.json")
-    assert done.exit_code == 3, done.output
+    done = call(*PLAIN, "--json", "found.json", code=3)
     found = json.loads((place / "found.json").read_text())
     assert [one["name"] for one in found["between"]] == ["0.5.12.post1"]
     assert (found["last_bad"], found["first_good"], found["exact"]) == ("0.5.12", "0.5.13", False)
@@ -144,15 +141,13 @@ def test_a_failure_that_comes_and_goes_is_repeated_and_its_risk_stated(place, sn
     for _ in range(6):
         know(CASE.scenario, {"0.5.11", "0.5.12"})
     know(CASE.scenario, set())
-    done = call(*PLAIN, "--repeat", "7")
-    assert done.exit_code == 0, done.output
+    done = call(*PLAIN, "--repeat", "7", code=0)
     assert done.stdout[done.stdout.index("tried\n") :] == snapshot
 
 
 def test_ends_without_a_change_between_them_are_a_usage_error_with_what_was_seen(place):
     know(CASE.scenario, set(RELEASES))
-    done = call(*PLAIN)
-    assert done.exit_code == 2
+    done = call(*PLAIN, code=2)
     assert "no change between 0.5.11 and 0.5.16" in done.stderr
     assert "--repeat 5" in done.stderr
     assert "0.5.16 is" in done.stdout
@@ -160,15 +155,13 @@ def test_ends_without_a_change_between_them_are_a_usage_error_with_what_was_seen
 
 def test_an_end_without_a_verdict_is_unknown(place):
     know(CASE.scenario, {"0.5.11"}, known=RELEASES[:-1])
-    done = call(*PLAIN)
-    assert done.exit_code == 3
+    done = call(*PLAIN, code=3)
     assert "0.5.16, the good end, cannot be judged: the engine ended" in done.stderr
 
 
 def searched(place, *typed, code=0):
     """What `bisect` with these options writes."""
-    done = call("bisect", *typed, "--json", "found.json")
-    assert done.exit_code == code, done.output
+    call("bisect", *typed, "--json", "found.json", code=code)
     return json.loads((place / "found.json").read_text())
 
 
@@ -195,8 +188,7 @@ def test_without_an_index_the_installed_releases_are_searched_and_that_is_said(p
     monkeypatch.setattr("harness.engines.releases._ask_pip", lambda: ((), "no route to host"))
     shutil.rmtree(place.parent / "home" / "engines" / "0.5.14")
     know(CASE.scenario, {"0.5.11"}, known=[name for name in RELEASES if name != "0.5.14"])
-    done = call(*PLAIN)
-    assert done.exit_code == 0, done.output
+    done = call(*PLAIN, code=0)
     assert "pip could not list the releases (no route to host); using those installed here only" in done.stdout
     assert "6 releases from 0.5.11 to 0.5.16" in done.stdout
 

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from cases.meta import pretended_engine
+from cases.meta.command_line import call
 from cases.meta.processes import survivors, tree
-from cases.meta.test_cli_bad_input import call
 from harness.archive.store import RunReader
 from harness.contract.types import Outcome
 from harness.contract.words import counted
@@ -44,8 +44,7 @@ def unknown(work):
 
     def run(*more, **furnished):
         pretended_engine.furnish(work / "home", **furnished)
-        done = call("run", "--scenario", "single", *more)
-        assert done.exit_code == 3, done.output
+        done = call("run", "--scenario", "single", *more, code=3)
         assert "Traceback" not in done.stderr
         return done
 
@@ -70,8 +69,7 @@ def test_an_engine_that_ends_while_booting_is_unknown_with_the_end_of_its_log(wo
 
 def test_a_matrix_of_engines_that_do_not_start_is_unknown(work):
     pretended_engine.furnish(work / "home")
-    done = call("matrix", "--engines", "0.5.11,0.5.23", "--cases", "pr25015", "--json", "out.json")
-    assert done.exit_code == 3, done.output
+    done = call("matrix", "--engines", "0.5.11,0.5.23", "--cases", "pr25015", "--json", "out.json", code=3)
     cells = json.loads((work / "out.json").read_text())["cells"]
     assert [(cell["verdict"], cell["first"], cell["text_identical"]) for cell in cells] == [("UNKNOWN", None, None)] * 2
     assert "not as expected: pr25015 on 0.5.11 is UNKNOWN, not FAIL" in done.stdout
@@ -89,8 +87,7 @@ def test_an_interpreter_that_cannot_be_started_is_unknown(work, damage, why):
     pretended_engine.furnish(work / "home")
     python = dependencies.interpreter(dependencies.location())
     damage(python)
-    done = call("run", "--scenario", "single")
-    assert done.exit_code == 3, done.output
+    done = call("run", "--scenario", "single", code=3)
     assert f"cannot start {python}: {why}" in done.stdout
 
 
@@ -150,7 +147,7 @@ def test_stopped_while_an_engine_boots(work, number):
     process = pretended_engine.start("run", cwd=work, home=work / "home")
     _until(lambda: any("started" in log.read_text() for log in work.glob("runs/*/engine.log")), process)
     assert _check_stopped(process, number, work) == 0
-    assert call("recheck", "runs/latest").exit_code == 3  # there is nothing to judge
+    call("recheck", "runs/latest", code=3)  # there is nothing to judge
 
 
 @pytest.mark.engine(ends_it=True)
@@ -163,8 +160,7 @@ def test_stopped_in_the_middle_of_a_scenario(tmp_path, monkeypatch):
     judged = _check_stopped(process, signal.SIGINT, tmp_path)
     assert 1 <= judged < 3  # a second one may end before the signal is there
     monkeypatch.chdir(tmp_path)
-    again = call("recheck", "runs/latest")
-    assert again.exit_code == 3, again.output
+    again = call("recheck", "runs/latest", code=3)
     assert f"cut off while running; {counted(judged, 'scenario')} of it can be judged" in again.stdout
 
 

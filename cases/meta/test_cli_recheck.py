@@ -8,14 +8,12 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
 from cases.catalogue import CORPUS
 from cases.meta import results
-from cases.meta.test_cli_bad_input import call
+from cases.meta.command_line import call
 from harness.archive.run_folders import lock
 from harness.archive.store import RunReader, read_case
-from harness.cli.main import app
 from harness.contract.finding_pages import KnownIssue
 from harness.contract.known_issues import without_effect
 from harness.contract.types import Outcome
@@ -58,7 +56,7 @@ def test_a_stored_run_is_judged_again(work, snapshot):
     run = work / stored(work, FAILING)
     assert RunReader.open(run).verdict.outcome is Outcome.FAIL
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    done = call("recheck", str(run.relative_to(work)))
+    done = call("recheck", run.relative_to(work))
     assert (done.exit_code, done.stderr) == (1, ""), done.output
     assert stable(done.stdout) == snapshot
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
@@ -67,15 +65,14 @@ def test_a_stored_run_is_judged_again(work, snapshot):
 def test_scenarios_stay_in_the_order_in_which_they_were_driven(work):
     """A verdict names pairs and algorithms in that order, whoever prints it."""
     run = stored(work, [(name, results.sound) for name in ("single", "four-together", "idle")])
-    call("recheck", str(run), "--json", "out.json")
+    call("recheck", run, "--json", "out.json")
     document = json.loads((work / "out.json").read_text())
     assert [one["name"] for one in document["scenarios"]] == ["single", "four-together", "idle"]
 
 
 def test_latest_is_a_run_like_any_other(work):
     folder = stored(work)
-    done = call("recheck", "runs/latest")
-    assert done.exit_code == 0
+    done = call("recheck", "runs/latest", code=0)
     assert f"run folder: {folder}\n" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("verdict PASS: ")
 
@@ -84,11 +81,10 @@ def test_latest_is_the_run_that_was_begun_last_and_no_mark_of_a_whole_one(work):
     whole = stored(work)
     cut_off = stored(work, finish=False)
     assert (work / "runs" / "latest").resolve() == work / cut_off != work / whole
-    done = call("recheck", "runs/latest")
-    assert done.exit_code == 3, done.output
+    done = call("recheck", "runs/latest", code=3)
     assert "is incomplete" in done.stdout
     for refused in (("run", "--engine", "9.9.9"), ("run", "--page", "0"), ("replay", "runs/latest")):
-        assert call(*refused).exit_code == 2
+        call(*refused, code=2)
     assert (work / "runs" / "latest").resolve() == work / cut_off
 
 
@@ -103,10 +99,10 @@ def test_a_fresh_reference_does_not_want_the_stored_one(work, file, harm, monkey
     run = stored(work, (("single", results.sound),), manifest=known)
     path = next((work / run).glob("single-*")) / file
     path.unlink() if harm == "unlink" else path.write_bytes(path.read_bytes()[:20])
-    refused = call("recheck", str(run))
+    refused = call("recheck", run)
     assert refused.exit_code == 3, "what is left would agree with itself"
     assert f"recompute the reference:  eaglecheck recheck {run} --fresh-reference" in refused.stderr
-    done = call("recheck", str(run), "--fresh-reference")
+    done = call("recheck", run, "--fresh-reference")
     assert done.exit_code in (0, 1), done.output  # these traces are made by hand, and no model wrote them
     assert "1 scenario" in done.stdout
     assert "with the stored reference:" not in done.stdout
@@ -116,8 +112,7 @@ def test_a_fresh_reference_does_not_want_the_stored_one(work, file, harm, monkey
 
 def test_of_a_folder_everything_in_it_is_judged_and_what_cannot_be_is_unknown(work, tmp_path):
     passing, failing = stored(work, (("single", results.sound),)), stored(work, FAILING)
-    done = call("recheck", str(work / "runs"), "--json", str(tmp_path / "all.json"))
-    assert done.exit_code == 1, done.output
+    done = call("recheck", work / "runs", "--json", tmp_path / "all.json", code=1)
     lines = done.stdout.splitlines()
     assert f"PASS     {work / passing}" in lines
     at = lines.index(f"FAIL     {work / failing}")
@@ -126,7 +121,7 @@ def test_of_a_folder_everything_in_it_is_judged_and_what_cannot_be_is_unknown(wo
     document = json.loads((tmp_path / "all.json").read_text())
     assert (document["verdict"], len(document["runs"])) == ("FAIL", 2)
     next((work / passing).glob("*/engine.parquet")).write_bytes(b"cut off")
-    assert call("recheck", str(work / "runs")).stdout.splitlines()[-1].endswith("1 FAIL, 1 UNKNOWN")
+    assert call("recheck", work / "runs").stdout.splitlines()[-1].endswith("1 FAIL, 1 UNKNOWN")
 
 
 @pytest.mark.parametrize("kind", ["scenario", "reproducer"])
@@ -134,8 +129,7 @@ def test_one_scenario_or_reproducer_is_judged_alone(work, kind):
     run = stored(work, FAILING)
     pattern = "pr25015-*" if kind == "scenario" else "reproducers/pr25015-*"
     folder = next((work / run).glob(pattern)).relative_to(work)
-    done = call("recheck", str(folder))
-    assert done.exit_code == 1, done.output
+    done = call("recheck", folder, code=1)
     assert "diverges in 1 of 1 scenario (POSITION)" in done.stdout
     assert f"eaglecheck replay {run}/reproducers/pr25015-" in done.stdout
 
@@ -145,15 +139,13 @@ def test_a_verdict_that_changed_since_says_so(work):
     verdict = work / run / "verdict.json"
     verdict.write_text(json.dumps({**json.loads(verdict.read_text()), "outcome": "FAIL"}))
     results.reseal(work / run)
-    done = call("recheck", str(run))
-    assert done.exit_code == 0
+    done = call("recheck", run, code=0)
     assert "it was FAIL when the run ended" in done.stdout
 
 
 @pytest.mark.parametrize(("cases", "code"), [(PASSING, 3), (FAILING, 1)], ids=["passing", "failing"])
 def test_a_run_that_was_cut_off_is_never_a_pass_and_a_failure_stays_one(work, cases, code):
-    done = call("recheck", str(stored(work, cases, finish=False)))
-    assert done.exit_code == code, done.output
+    done = call("recheck", stored(work, cases, finish=False), code=code)
     assert "is incomplete" in done.stdout
 
 
@@ -162,8 +154,7 @@ def test_a_scenario_that_was_half_written_is_left_out(work):
     half = next(run.glob("four-together-*"))
     (half / "verdict.json").unlink()
     (half / "engine.parquet").write_bytes(b"PAR1")
-    done = call("recheck", str(run))
-    assert done.exit_code == 3, done.output
+    done = call("recheck", run, code=3)
     assert "cut off while running; 1 scenario of it can be judged" in done.stdout
 
 
@@ -177,7 +168,7 @@ def test_a_verdict_that_is_cut_off_is_as_good_as_none(work, of):
     for name, harm in (("gone", lambda path: path.unlink()), ("cut off", _cut_off)):
         run = work / stored(work)
         harm((run if of == "run" else scenario_of(run)) / "verdict.json")
-        done = call("recheck", str(run.relative_to(work)))
+        done = call("recheck", run.relative_to(work))
         lines = [line for line in done.stdout.replace(run.name, "RUN").splitlines() if "verdict.json" not in line]
         said[name] = (done.exit_code, lines, done.stderr)
     assert said["gone"] == said["cut off"]
@@ -189,17 +180,15 @@ def test_a_run_that_goes_on_says_so_and_what_it_has_is_judged(work):
     typed = ("recheck", str(run.relative_to(work)))
     writer = lock(run)
     try:
-        done = call(*typed)
-        assert done.exit_code == 3, done.output
+        done = call(*typed, code=3)
         assert "is still running; 2 scenarios of it can be judged" in done.stdout
         assert "when it has ended:  eaglecheck " + " ".join(typed) in done.stdout
         assert "cut off" not in done.stdout
         for path in run.glob("*/verdict.json"):
             path.unlink()
-        done = call(*typed)
-        assert done.exit_code == 3, done.output
+        done = call(*typed, code=3)
         assert "is still running; 0 scenarios of it can be judged" in done.stdout
-        assert call("report", str(run), "--html", "page.html").exit_code == 0
+        call("report", run, "--html", "page.html", code=0)
     finally:
         writer.close()
     done = call(*typed)
@@ -212,7 +201,7 @@ def test_a_run_that_goes_on_says_so_and_what_it_has_is_judged(work):
 def test_what_to_type_after_a_recheck_is_another_command(work, options, monkeypatch):
     monkeypatch.setattr("harness.cli.recheck._oracle", lambda stored, *_: answering(stored.reference))
     run = stored(work, FAILING)
-    said = call("recheck", str(run), *options).stdout.splitlines()
+    said = call("recheck", run, *options).stdout.splitlines()
     typed = f"eaglecheck recheck {run}" + "".join(f" {option}" for option in options)
     assert not [line for line in said if line.endswith(typed)]
     assert [line for line in said if "eaglecheck replay" in line]
@@ -220,12 +209,11 @@ def test_what_to_type_after_a_recheck_is_another_command(work, options, monkeypa
 
 def test_what_is_assumed_is_asked_of_a_reference_that_is_computed_anew(work):
     run = stored(work)
-    done = call("recheck", str(run), "--assume", "F-003")
-    assert done.exit_code == 2
+    done = call("recheck", run, "--assume", "F-003", code=2)
     assert f"eaglecheck recheck {run} --fresh-reference --assume F-003" in done.stderr
     recorded = RECORDED / "mtp" / "graphs-alone-0.5.13"
-    failing = call("recheck", str(recorded), "--fresh-reference")
-    passing = call("recheck", str(recorded), "--fresh-reference", "--assume", "F-020", "--assume", "F-027")
+    failing = call("recheck", recorded, "--fresh-reference")
+    passing = call("recheck", recorded, "--fresh-reference", "--assume", "F-020", "--assume", "F-027")
     assert (failing.exit_code, passing.exit_code) == (1, 0)
     assert "F-020, F-027 assumed" in passing.stdout
 
@@ -236,7 +224,7 @@ def test_what_is_assumed_in_vain_is_said_as_run_says_it(work):
     given = read_case(next((work / run).glob("single-*"))).scenario
     for name in ("F-012", "F-011"):
         (line,) = without_effect([name], [(given.spec, given.engine)], release="0.5.23")
-        done = call("recheck", str(run), "--fresh-reference", "--assume", name)
+        done = call("recheck", run, "--fresh-reference", "--assume", name)
         assert done.exit_code in (0, 1), done.output  # these traces are made by hand
         assert line in done.stdout
         assert f"assumed: {name}" not in done.stdout
@@ -253,7 +241,7 @@ def eager_mtp(work, monkeypatch, **known):
 
 def test_what_works_by_a_replacement_kernel_cannot_be_assumed_afterwards(work, monkeypatch):
     run = eager_mtp(work, monkeypatch, assumed=["F-003"])
-    done = call("recheck", str(run), "--fresh-reference", "--assume", "F-011")
+    done = call("recheck", run, "--fresh-reference", "--assume", "F-011")
     assert (done.exit_code, done.stdout) == (2, ""), done.output
     assert "F-011: a replacement kernel in the engine works past it" in done.stderr
     assert "cannot be assumed afterwards" in done.stderr
@@ -265,7 +253,7 @@ def test_a_run_that_had_the_replacement_kernel_is_judged_with_it(work, monkeypat
     run = eager_mtp(work, monkeypatch, assumed=["F-011"])
     next((work / run).glob("single-*/reference.json")).unlink()  # then the run says what was assumed
     monkeypatch.setattr("harness.cli.recheck._oracle", lambda stored, *_: answering(stored.engine))
-    done = call("recheck", str(run), "--fresh-reference", "--assume", "F-011")
+    done = call("recheck", run, "--fresh-reference", "--assume", "F-011")
     assert done.exit_code != 2, done.output
     assert "cannot be assumed afterwards" not in done.output
 
@@ -275,8 +263,7 @@ def test_a_scenario_that_was_numbered_otherwise_is_to_be_run_again(work):
     for file in run.glob("*/engine.json"):
         file.write_text(file.read_text().replace(json.loads(file.read_text())["scenario_id"], "0" * 12))
     results.reseal(run)
-    done = call("recheck", str(run))
-    assert done.exit_code == 3, done.stderr
+    done = call("recheck", run, code=3)
     assert "run it again:  eaglecheck run" in done.stdout
 
 
@@ -300,15 +287,13 @@ def test_a_scenario_or_reproducer_that_is_not_there_names_those_that_are(work):
         ("recheck", str(run / "singel"), f"{run}/single-"),
         ("replay", "pr25015", f"{run}/reproducers/pr25015-"),
     ):
-        done = call(command, typed)
-        assert done.exit_code == 2
+        done = call(command, typed, code=2)
         assert f"first: {said}" in done.stderr
 
 
 def test_an_engine_that_never_came_up_stays_unknown_with_its_reason(work):
     run = results.store_without_engine(work / "runs", "single", "the engine did not boot within 300 s")
-    done = call("recheck", str(run.relative_to(work)))
-    assert done.exit_code == 3, done.output
+    done = call("recheck", run.relative_to(work), code=3)
     assert "no verdict on single: the engine did not boot within 300 s" in done.stdout
     assert "--fresh-reference" not in done.stdout
     assert "run it again:  eaglecheck run --engine 0.5.23 --scenario-file" in done.stdout
@@ -360,7 +345,7 @@ def test_a_damaged_newer_or_foreign_run_is_refused_and_named(work, name):
     run = stored(work)
     harm, file, said = DAMAGES[name]
     harm(work / run)
-    done = call("recheck", str(run))
+    done = call("recheck", run)
     assert (done.exit_code, done.stdout) == (3, ""), done.output
     assert "verdict UNKNOWN: " in done.stderr
     assert str(run) in done.stderr
@@ -381,7 +366,7 @@ def reproducer(work):
 def test_a_reproducer_that_misses_a_piece_is_not_replayed(reproducer, piece):
     gone = reproducer / piece
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
-    done = call("replay", str(reproducer))
+    done = call("replay", reproducer)
     never_one = piece == "manifest.json"  # a scenario's folder looks the same
     assert (done.exit_code, done.stdout) == (2 if never_one else 3, ""), done.output
     assert piece in done.stderr
@@ -389,15 +374,14 @@ def test_a_reproducer_that_misses_a_piece_is_not_replayed(reproducer, piece):
 
 
 def test_a_share_of_a_gpu_for_a_replay_on_a_cpu_is_refused_without_naming_options_of_run(reproducer):
-    done = call("replay", str(reproducer), "--gpu-share", "1")
+    done = call("replay", reproducer, "--gpu-share", "1")
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == "eaglecheck: --gpu-share 1: the reproducer is of an engine on a CPU\n  leave it out\n"
 
 
 def test_a_reproducer_of_a_newer_eaglecheck_is_not_replayed(reproducer):
     _version(reproducer / "manifest.json", "store_version")
-    done = call("replay", str(reproducer))
-    assert done.exit_code == 3
+    done = call("replay", reproducer, code=3)
     assert "update eaglecheck" in done.stderr
 
 
@@ -410,22 +394,20 @@ def _with_pair_of_its_own(folder, key):
 
 def test_a_reproducer_whose_own_checkpoints_are_gone_names_them(reproducer):
     _with_pair_of_its_own(reproducer, "header")
-    done = call("replay", str(reproducer))
-    assert done.exit_code == 2
+    done = call("replay", reproducer, code=2)
     assert "--target gone/target: no such folder" in done.stderr
 
 
 def test_a_run_of_the_users_own_checkpoints_remembers_them_for_a_fresh_reference(work):
     run = work / stored(work)
     _with_pair_of_its_own(run, "engine")
-    done = call("recheck", str(run), "--fresh-reference")
-    assert done.exit_code == 2
+    done = call("recheck", run, "--fresh-reference", code=2)
     assert "gone/target: no such folder" in done.stderr
-    assert call("recheck", str(run)).exit_code == 0
+    call("recheck", run, code=0)
 
 
 def test_json_on_standard_output_leaves_the_words_to_standard_error(work):
-    done = CliRunner().invoke(app, ["recheck", str(stored(work, FAILING)), "--json", "-"])
+    done = call("recheck", stored(work, FAILING), "--json", "-")
     assert json.loads(done.stdout)["verdict"] == "FAIL"
     assert "verdict FAIL" in done.stderr
 
@@ -433,6 +415,5 @@ def test_json_on_standard_output_leaves_the_words_to_standard_error(work):
 def test_a_folder_of_other_folders_says_what_lies_there(work):
     (work / "nights" / "one").mkdir(parents=True)
     (work / "nights" / "one" / "plan.json").write_text("{}")
-    done = call("recheck", "nights/one")
-    assert done.exit_code == 2
+    done = call("recheck", "nights/one", code=2)
     assert "eaglecheck night --nights nights\n" in done.stderr

@@ -7,43 +7,14 @@ import pytest
 
 from cases.families import FAMILIES
 from cases.meta import handmade
+from cases.meta.batches import decode, end, event, prefill, record, taken_back, trace, turn
 from harness.contract.admission import longest
 from harness.contract.requests import CUTTING, GRAMMARS
 from harness.contract.rows import RowBuilder
 from harness.contract.script import Op
 from harness.contract.settings import EngineConfig
-from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.contract.types import Outcome, Verdict
 from harness.coverage import POINTS, Where, count, names, reach_of, rules
-
-
-def prefill(scheduler_step, *parts, dp_rank=0):
-    """parts: (rid, start, length, final)."""
-    return record(
-        scheduler_step, "PREFILL", [(rid, 0, start, length, final) for rid, start, length, final in parts], dp_rank
-    )
-
-
-def decode(scheduler_step, *parts, dp_rank=0):
-    """parts: (rid, start, accept length)."""
-    return record(scheduler_step, "DECODE", [(rid, 0, start, length, False) for rid, start, length in parts], dp_rank)
-
-
-def record(scheduler_step, mode, parts, dp_rank=0):
-    rids, attempts, starts, lens, final = zip(*parts, strict=True) if parts else ((), (), (), (), ())
-    return RoundRecord(
-        index=scheduler_step,
-        scheduler_step=scheduler_step,
-        dp_rank=dp_rank,
-        tp_rank=dp_rank,
-        mode=mode,
-        rids=rids,
-        attempts=attempts,
-        starts=starts,
-        lens=lens,
-        final=final,
-        forwards={"PREFILL": 1} if mode == "PREFILL" else {"VERIFY": 1},
-    )
 
 
 def stepped(*steps, rid="r0"):
@@ -51,27 +22,13 @@ def stepped(*steps, rid="r0"):
     return [replace(decode(at, (rid, 4 + at, 1)), num_steps=count) for at, count in enumerate(steps)]
 
 
-def updated(scheduler_step, *, success=True, name="update", **said):
-    return Event(name=name, scheduler_step=scheduler_step, data={"success": success, **said})
-
-
-def turn(scheduler_step, **state):
-    return Event(name="turn", scheduler_step=scheduler_step, data=state)
-
-
-def end(rid, scheduler_step, count, reason="length"):
-    return RequestEnd(rid=rid, scheduler_step=scheduler_step, reason=reason, output_ids=tuple(range(count)))
-
-
-def trace(*rounds, ends=(), events=()):
-    return Trace(
-        side="engine", scenario_id="", header={}, rows=RowBuilder().build(), rounds=rounds, ends=ends, events=events
-    )
+def updated(step, *, success=True, name="update", **said):
+    return event(name, step, success=success, **said)
 
 
 def told(rid, pieces=(), **meta):
     said = [{"output_ids": list(range(count)), "meta": {}} for count in pieces]
-    return Event(name="answer", scheduler_step=9, data={"rid": rid, "meta": meta, "pieces": said})
+    return event("answer", 9, rid=rid, meta=meta, pieces=said)
 
 
 #: Every key that decides tokens, of the second request.
@@ -106,20 +63,11 @@ CHUNKS = (prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True)))
 BACK = (WHOLE, record(3, "PREFILL", [("r0", 1, 0, 5, True)]))
 OUTPUT, INPUT = {"output_token_logprobs": [[-1.0, 3, None]]}, {"input_token_logprobs": [[None, 3, None]]}
 BOTH = decode(1, ("r0", 4, 1), ("r1", 6, 1))
-PAUSE = Event(name="pause", scheduler_step=2)
-
-
-def taken_back(scheduler_step, *rids, reason="asked"):
-    """Told by the engine, of part of a batch."""
-    return Event(name="retract", scheduler_step=scheduler_step, data={"rids": rids, "kept": (), "reason": reason})
+PAUSE = event("pause", 2)
 
 
 def failed(rid, error):
-    return Event(name="request_error", scheduler_step=9, data={"rid": rid, "error": error})
-
-
-def happened(name, step, rid=None):
-    return Event(name=name, scheduler_step=step, data={} if rid is None else {"rid": rid})
+    return event("request_error", 9, rid=rid, error=error)
 
 
 TOO_LONG = "The input (516 tokens) is longer than the model's context length (512 tokens)."
@@ -180,15 +128,12 @@ HAVING = {
         trace(WHOLE, prefill(2, ("r1", 0, 6, True)), events=(turn(1, running=["r0"]), turn(2, waiting=["r0"]))),
         1,
     ),
-    "pause_resume": (
-        trace(WHOLE, decode(1, ("r0", 4, 1)), decode(5, ("r0", 5, 1)), events=(Event(name="pause", scheduler_step=2),)),
-        1,
-    ),
+    "pause_resume": (trace(WHOLE, decode(1, ("r0", 4, 1)), decode(5, ("r0", 5, 1)), events=(event("pause", 2),)), 1),
     "too_long_refused": (trace(events=(failed("long", TOO_LONG),)), 1),
     "full_queue_refused": (trace(WHOLE, events=(failed("r1", FULL),)), 1),
     "outgrew_the_pool": (trace(WHOLE, decode(1, ("r0", 4, 1)), events=(failed("r0", OUT),)), 1),
-    "abort_while_paused": (trace(WHOLE, events=(happened("pause", 1), happened("abort", 2, "r0"))), 1),
-    "abort_after_retraction": (trace(WHOLE, events=(happened("retract", 1), happened("abort", 1, "r0"))), 1),
+    "abort_while_paused": (trace(WHOLE, events=(event("pause", 1), event("abort", 2, rid="r0"))), 1),
+    "abort_after_retraction": (trace(WHOLE, events=(event("retract", 1), event("abort", 1, rid="r0"))), 1),
     "pause_in_chunk": (trace(prefill(0, ("r1", 0, 4, False)), prefill(3, ("r1", 4, 2, True)), events=(PAUSE,)), 1),
     "abort_of_some": (trace(BOTH, decode(2, ("r1", 7, 1)), ends=(end("r0", 9, 2, "abort"),)), 1),
     "partial_retraction": (trace(BOTH, decode(2, ("r1", 7, 1)), events=(taken_back(2, "r0"),)), 1),
@@ -216,7 +161,7 @@ HAVING = {
     ),
 }
 
-DRAWN = Event(name="uniforms", scheduler_step=1, data={"round": 1})
+DRAWN = event("uniforms", 1, round=1)
 HAVING |= {f"verify_by_{key}": (trace(decode(1, ("r0", 4, 1), ("r1", 6, 1)), events=(DRAWN,)), 1) for key in rules.KEYS}
 HAVING |= {
     "first_token_by_rule": (trace(prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True))), 1),
@@ -233,13 +178,13 @@ def masked(*nodes, bits, at=6):
     for slot, (parent, token) in enumerate(nodes):
         rows.add(rid="r1", phase="VERIFY", slot=slot, committed=at, round=1, parent=parent, input_id=token)
     given = {"rids": ["r1"], "attempts": [0], "committed": [at], "phase": "VERIFY"}
-    event = Event(name="masks", scheduler_step=1, data=given | {"bits": [[f"{one:02x}" for one in bits]]})
-    return replace(trace(decode(1, ("r1", at, 1)), events=(event,)), rows=rows.build())
+    masks = event("masks", 1, **given, bits=[[f"{one:02x}" for one in bits]])
+    return replace(trace(decode(1, ("r1", at, 1)), events=(masks,)), rows=rows.build())
 
 
 def ended_by(matched, length, count=3):
     """r0 ends with so many tokens, after a verify that committed two behind its first."""
-    said = Event(name="text", scheduler_step=1, data={"rid": "r0", "matched": matched})
+    said = event("text", 1, rid="r0", matched=matched)
     given = trace(WHOLE, decode(1, ("r0", 4, length)), ends=(end("r0", 1, count, "stop"),), events=(said,))
     return replace(given, header={"eos_token_ids": [2]})
 
@@ -315,9 +260,9 @@ LACKING = {
     "preempted": trace(
         WHOLE,
         prefill(2, ("r1", 0, 6, True)),
-        events=(turn(1, running=["r0"]), Event(name="retract", scheduler_step=2), turn(2, waiting=["r0"])),
+        events=(turn(1, running=["r0"]), event("retract", 2), turn(2, waiting=["r0"])),
     ),
-    "pause_resume": trace(WHOLE, decode(1, ("r0", 4, 1)), events=(Event(name="pause", scheduler_step=5),)),
+    "pause_resume": trace(WHOLE, decode(1, ("r0", 4, 1)), events=(event("pause", 5),)),
     "pause_in_chunk": trace(
         prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True)), decode(3, ("r1", 6, 1)), events=(PAUSE,)
     ),
@@ -338,11 +283,9 @@ LACKING = {
     "too_long_refused": trace(events=(failed("r1", FULL),)),
     "full_queue_refused": trace(events=(failed("long", TOO_LONG),)),
     "outgrew_the_pool": trace(WHOLE, events=(failed("r0", FULL),)),
-    "abort_while_paused": trace(
-        WHOLE, events=(happened("pause", 1), happened("resume", 2), happened("abort", 3, "r0"))
-    ),
+    "abort_while_paused": trace(WHOLE, events=(event("pause", 1), event("resume", 2), event("abort", 3, rid="r0"))),
     "abort_after_retraction": trace(
-        WHOLE, events=(happened("retract", 1), turn(1, waiting=[]), happened("abort", 2, "r0"))
+        WHOLE, events=(event("retract", 1), turn(1, waiting=[]), event("abort", 2, rid="r0"))
     ),
     "accepted_run_logprobs": trace(decode(1, ("r0", 4, 1)), events=(told("r0", **OUTPUT),)),
     "sampled_logprobs": trace(decode(1, ("r0", 4, 1)), events=(told("r0", **OUTPUT),)),
@@ -442,7 +385,7 @@ def test_prompt_that_only_goes_on_or_was_not_cached_is_no_such_hit():
 def test_flush_counts_where_the_same_prompt_starts_from_nothing():
     given = branching(12, own=0)
     rounds = (prefill(0, ("r0", 0, 12, True)), prefill(5, ("r1", 0, 12, True)))
-    flush = Event(name="flush", scheduler_step=4, data={"flushed": True})
+    flush = event("flush", 4, flushed=True)
     count = POINTS["cache_flushed"].count
     assert count(given, trace(*rounds, events=(flush,))) == 1
     assert count(given, trace(*rounds)) == 0
@@ -521,7 +464,7 @@ def test_abort_is_dated_by_when_it_was_asked_for():
     ends = (end("r0", 9, 1, "abort"), end("r1", 9, 5))
     count = POINTS["abort_last_live"].count
     for scheduler_step, times in ((3, 0), (6, 1)):
-        asked = Event(name="abort", scheduler_step=scheduler_step, data={"rid": "r0"})
+        asked = event("abort", scheduler_step, rid="r0")
         assert count(GIVEN, trace(*rounds, ends=ends, events=(asked,))) == times
 
 

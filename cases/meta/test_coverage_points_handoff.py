@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cases.meta import handmade
-from cases.meta.test_coverage_points import decode, end, prefill, record, trace
-from harness.contract.trace import Event
+from cases.meta.batches import decode, end, event, prefill, record, trace, turn
 from harness.coverage import POINTS, Where, names
 
 GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5)
@@ -16,30 +15,29 @@ GIVEN = GIVEN.model_copy(
 )
 
 
-def ran(scheduler_step, *parts):
-    return replace(prefill(scheduler_step, *parts), side="prefill", index=2 * scheduler_step)
+def ran(step, *parts):
+    return replace(prefill(step, *parts), side="prefill", index=2 * step)
 
 
-def handed(scheduler_step, *rids, attempt=0, rank=0):
-    made = record(scheduler_step, "PREBUILT", [(rid, attempt, 4, 0, True) for rid in rids])
-    return replace(made, side="decode", index=2 * scheduler_step + 1 + 100 * rank, dp_rank=rank, tp_rank=rank)
+def handed(step, *rids, attempt=0, rank=0):
+    parts = [(rid, attempt, 4, 0, True) for rid in rids]
+    return record(step, "PREBUILT", parts, rank, side="decode", index=2 * step + 1 + 100 * rank)
 
 
-def after(scheduler_step, running=(), waiting=(), moving=(), rank=0):
-    data = {"side": "decode", "running": list(running), "waiting": list(waiting), "moving": list(moving)}
-    return Event(name="turn", scheduler_step=scheduler_step, dp_rank=rank, data=data)
+def after(step, running=(), waiting=(), moving=(), rank=0):
+    return turn(step, running=running, waiting=waiting, moving=list(moving), side="decode", dp_rank=rank)
 
 
-def control(scheduler_step, what, rid):
-    return Event(name="transfer", scheduler_step=scheduler_step, data={"what": what, "rid": rid})
+def control(step, what, rid):
+    return event("transfer", step, what=what, rid=rid)
 
 
-def aborted(scheduler_step, rid):
-    return Event(name="abort", scheduler_step=scheduler_step, data={"rid": rid})
+def aborted(step, rid):
+    return event("abort", step, rid=rid)
 
 
 def prefixes(round, *lengths):
-    return Event(name="handed", scheduler_step=1, data={"round": round, "rids": ["r0"], "prefixes": list(lengths)})
+    return event("handed", 1, round=round, rids=["r0"], prefixes=list(lengths))
 
 
 R0, R1 = ("r0", 0, 4, True), ("r1", 0, 6, True)
@@ -93,8 +91,8 @@ TRACES = {
         trace(events=(control(0, "drop", "r0"),)),
     ),
     "late_write": (
-        trace(events=(control(0, "late", "r0"), Event(name="abort", scheduler_step=2, data={"rid": "r0"}), LANDS)),
-        trace(events=(control(0, "late", "r0"), Event(name="abort", scheduler_step=4, data={"rid": "r0"}), LANDS)),
+        trace(events=(control(0, "late", "r0"), aborted(2, "r0"), LANDS)),
+        trace(events=(control(0, "late", "r0"), aborted(4, "r0"), LANDS)),
     ),
     "delayed_transfer": (
         trace(ran(0, R0), handed(3, "r0"), events=(control(0, "hold", "r0"),)),

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cases.meta import handmade
-from cases.meta.test_coverage_points import decode, end, prefill, record, trace
-from harness.contract.trace import Event
+from cases.meta.batches import decode, end, event, prefill, record, trace, turn
 from harness.coverage import POINTS, Where, names
 
 NAMES = names(Where.RANKS, Where.MORE_RANKS)
@@ -15,16 +14,16 @@ NAMES = names(Where.RANKS, Where.MORE_RANKS)
 GIVEN = handmade.scenario(prompts=(4, 6, 4), chunk=4, max_new_tokens=5, dp_size=2)
 
 
-def idle(scheduler_step, rank):
-    return record(scheduler_step, "IDLE", [], dp_rank=rank)
+def idle(step, rank):
+    return record(step, "IDLE", [], dp_rank=rank)
 
 
-def running(scheduler_step, rank, *rids):
-    return Event(name="turn", scheduler_step=scheduler_step, dp_rank=rank, data={"running": list(rids)})
+def running(step, rank, *rids):
+    return turn(step, running=rids, dp_rank=rank)
 
 
 def padded(mode):
-    return Event(name="busy_state", scheduler_step=1, data={"round": 1, "phase": "VERIFY", "padding": mode})
+    return event("busy_state", 1, round=1, phase="VERIFY", padding=mode)
 
 
 WHOLE = ("r0", 0, 4, True)

@@ -1,10 +1,12 @@
 """Whose code made a batch fail; no SGLang here, only code that lies where SGLang's would."""
 
+import sys
 from types import ModuleType
 
 import pytest
 
-from harness.engine_side.host.crash_attribution import AT_WORK, HARNESS, not_built, not_imported, watcher
+from harness.engine_side.hooks import around
+from harness.engine_side.host.crash_attribution import AT_WORK, HARNESS, not_built, not_imported, unmade, watcher
 from harness.engine_side.probes.recorder import Recorder
 from harness.engine_side.transfer_backend.files import NotServed
 
@@ -47,6 +49,14 @@ def called_as_it_cannot_be():
     wrapped(lambda worker, batch: None)("worker", "batch", pp_proxy_tensors=None)
 
 
+def around_what_was_called_so():
+    """The same of a function that is given the original before what it passes on."""
+    module = ModuleType("wraps")
+    text = "call = lambda original, worker, *args, **kwargs: original(worker, *args, **kwargs)"
+    exec(compile(text, str(HARNESS / "engine_side" / "probes" / "x.py"), "exec"), module.__dict__)
+    return around(module.call)(lambda worker, batch: None)
+
+
 @pytest.mark.parametrize(
     ("act", "ours"),
     [
@@ -55,12 +65,56 @@ def called_as_it_cannot_be():
         (remade_by_sglang, "recorder"),
         (not_served, "transfer backend"),
         (called_as_it_cannot_be, None),
+        (lambda: around_what_was_called_so()("worker", "batch", pp_proxy_tensors=None), None),
+        (lambda: around_what_was_called_so()(), None),
     ],
 )
 def test_what_fails_in_what_only_looks_on_is_ours_and_all_else_is_sglangs(act, ours):
     with pytest.raises(Exception) as caught:  # noqa: PT011
         act()
     assert watcher(caught.value) == ours
+
+
+REQUEST = """
+class Req:
+    def __init__(self, rid):
+        {made}
+        self.text = ""
+
+    def named(self):
+        return {read}
+
+    def begin(self):
+        {later}
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "read", "later", "ours"),
+    [
+        ("pass", "self.rid", "pass", None),
+        ("self.rid = rid", "self.rid", "pass", None),
+        ("self.name = rid", "self.name", "pass", "recorder"),
+        ("pass", "self.rid", "self.rid = 1", "recorder"),
+        ("pass", "self.rid if hasattr(self, 'rid') else ''", "pass", "recorder"),
+        ("pass", "self.text.rid", "pass", "recorder"),
+    ],
+    ids=["never-set", "set-by-the-file", "called-otherwise", "set-later", "asked-for", "of-another"],
+)
+def test_what_sglangs_own_class_counts_on_is_not_ours_to_lack(tmp_path, monkeypatch, made, read, later, ours):
+    """Whoever looked at it first; the file is read, since functions may have been given other code."""
+    file = tmp_path / "request.py"
+    file.write_text(REQUEST.format(made=made, read=read, later=later))
+    module = ModuleType("sglang.srt.pretended")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    module.__file__ = str(file)
+    exec(compile(file.read_text(), str(file), "exec"), module.__dict__)
+    monkeypatch.setattr(module.Req.__init__, "__code__", (lambda self, rid: None).__code__)
+    monkeypatch.setattr(Recorder, "_current", lambda self: module.Req("a").rid)
+    with pytest.raises(AttributeError) as caught:
+        in_probe()
+    assert watcher(caught.value) == ours
+    assert unmade(caught.value) == ("" if ours else "Req.rid, which Req.named reads")
 
 
 @pytest.mark.parametrize(

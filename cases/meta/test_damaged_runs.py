@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from cases.meta import results
-from cases.meta.test_cli_bad_input import call
+from cases.meta.command_line import call
 from harness.archive.digests import SUMS
 from harness.archive.run_folders import is_case
 
@@ -60,7 +60,7 @@ def judged(folder, path, harm):
     """The exit code and what is said of a folder, one file of which is harmed."""
     before = path.read_bytes()
     HARMS[harm](path)
-    done = call("recheck", str(folder))
+    done = call("recheck", folder)
     assert "Traceback" not in done.output
     return None if path.is_file() and path.read_bytes() == before else done
 
@@ -127,11 +127,11 @@ def test_what_cannot_be_read_ends_every_command_alike(run, command):
     HARMS["truncated"](passing(run) / "engine.parquet")
     folder = reproducer(run) if command == "export" else run
     more = {"report": ["--markdown", "-"], "diff": [str(run)]}.get(command, [])
-    refused(call(command, str(folder), *more), passing(run) / "engine.parquet")
+    refused(call(command, folder, *more), passing(run) / "engine.parquet")
     for path in run.glob("*/verdict.json"):
         path.unlink()
     (run / "verdict.json").unlink()
-    done = call(command, str(folder), *more)
+    done = call(command, folder, *more)
     if command == "report":  # a page of a night that stopped says so too
         assert done.exit_code == 0
         assert done.stdout.startswith("### ? eaglecheck UNKNOWN: ")
@@ -146,5 +146,5 @@ def test_a_damaged_scenario_is_run_again_in_its_family(tmp_path):
     HARMS["truncated"](reproducer(run) / "scenario.json")
     typed = "eaglecheck run --engine 0.5.23 --family tree --scenario t2-four-together"
     for command in ("recheck", "export", "replay"):
-        done = call(command, str(reproducer(run)))
+        done = call(command, reproducer(run))
         assert (done.exit_code, typed in done.output.replace("\n", " ")) == (3, True), done.output

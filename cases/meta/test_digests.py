@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cases.meta import handmade, results
-from cases.meta.test_cli_bad_input import call
+from cases.meta.command_line import call
 from cases.meta.test_trace_io import assert_same
 from harness.archive import again
 from harness.archive.digests import SUMS
@@ -67,8 +67,7 @@ def test_a_flipped_bit_is_reported_by_every_command_with_its_file(run, name, com
     place = (next(run.glob("pr25015-*")) if "pr25015/" in name else run) / file
     turn_a_digit(place)
     more = {"recheck": (), "report": ("--html", str(tmp_path / "page.html")), "diff": (str(run),)}[command]
-    done = call(command, str(run), *more)
-    assert done.exit_code == 3, done.output
+    done = call(command, run, *more, code=3)
     named = run if place == run / SUMS else place.parent  # of damaged digests: what they are of
     assert str(named) in done.stderr.replace("\n", ""), done.stderr
     assert "verdict" not in done.stdout
@@ -77,24 +76,24 @@ def test_a_flipped_bit_is_reported_by_every_command_with_its_file(run, name, com
 def test_a_damaged_file_says_what_to_type(run):
     findings = next(run.glob("pr25015-*")) / "findings.jsonl"
     turn_a_digit(findings)
-    said = call("recheck", str(run)).stderr
+    said = call("recheck", run).stderr
     assert f"{findings} is damaged: other bytes than those that were written" in said
     assert f"ls -l {findings.parent}" in said
     (line,) = re.findall(r"rm -r (.+)", said)
     assert line.split() == [str(findings.with_name(SUMS)), str(run / SUMS)]
     for place in line.split():  # as it says: the folder is taken as it is now
         Path(place).unlink()
-    assert call("recheck", str(run)).exit_code == 1
+    call("recheck", run, code=1)
 
 
 def test_a_damaged_tensor_or_scenario_says_what_to_type(run):
     folder = next(run.glob("single-*"))
     turn_a_digit(folder / "tensors/engine.safetensors")
-    (again,) = re.findall(r"eaglecheck run .*", call("recheck", str(run)).stderr)
+    (again,) = re.findall(r"eaglecheck run .*", call("recheck", run).stderr)
     assert again.startswith("eaglecheck run --engine ")
     assert again.endswith(f" --scenario-file {folder / 'scenario.json'}")
     (folder / "scenario.json").write_bytes(b"")
-    said = call("recheck", str(run)).stderr
+    said = call("recheck", run).stderr
     assert f"{folder / 'scenario.json'}, line 1" in said
     assert "run again:  eaglecheck run --engine 0.5.23 --scenario single\n" in said, "and not the damaged file"
 
@@ -103,25 +102,23 @@ def test_a_reproducer_keeps_digests_too(run):
     reproducer = next(run.glob("reproducers/*"))
     turn_a_digit(reproducer / "tensors/reference.safetensors")
     for command in ("recheck", "replay"):
-        done = call(command, str(reproducer))
-        assert done.exit_code == 3
+        done = call(command, reproducer, code=3)
         assert "reference.safetensors" in done.stderr
 
 
 def test_digests_that_are_gone_since_the_run_ended_are_missed_and_cut_off_ones_damaged(run):
     place = next(run.glob("single-*")) / SUMS
     place.unlink()
-    done = call("recheck", str(run))
-    assert done.exit_code == 3
+    done = call("recheck", run, code=3)
     assert f"{place} is missing: it was there when the run ended" in done.stderr
     (run / SUMS).write_text((run / SUMS).read_text().splitlines()[0] + "\n")
-    assert f"{run / SUMS} is damaged: it has no line for" in call("recheck", str(run)).stderr
+    assert f"{run / SUMS} is damaged: it has no line for" in call("recheck", run).stderr
 
 
 def test_a_run_of_before_digests_were_kept_is_read_as_it_is(run):
     for place in list(run.rglob(SUMS)):
         place.unlink()
-    assert call("recheck", str(run)).exit_code == 1
+    call("recheck", run, code=1)
     assert len(list(RunReader.open(run).scenarios())) == 2
 
 
@@ -157,7 +154,7 @@ def test_no_bit_of_a_parquet_file_alone_changes_what_is_read(tmp_path):
 def test_digests_of_a_run_that_say_nothing_are_damaged(run, content):
     (run / SUMS).unlink()
     (run / SUMS).mkdir() if content is None else (run / SUMS).write_bytes(content)
-    done = call("recheck", str(run))
+    done = call("recheck", run)
     assert (done.exit_code, f"{run / SUMS} is damaged: no line of it is a digest" in done.stderr) == (3, True), (
         done.stderr
     )
@@ -165,13 +162,13 @@ def test_digests_of_a_run_that_say_nothing_are_damaged(run, content):
 
 def test_digests_that_are_cut_off_are_damaged_and_not_the_file_they_leave_out(run):
     (run / SUMS).write_text((run / SUMS).read_text().splitlines()[0] + "\n")
-    assert f"{run / SUMS} is damaged: it has no line for" in call("recheck", str(run)).stderr
+    assert f"{run / SUMS} is damaged: it has no line for" in call("recheck", run).stderr
 
 
 def test_a_damaged_scenario_is_not_what_to_run_again(run):
     place = next(run.glob("single-*")) / "scenario.json"
     place.write_bytes(b"")
-    said = call("recheck", str(run)).stderr
+    said = call("recheck", run).stderr
     assert f"{place}, line 1: not whole JSON" in said
     assert f"--scenario-file {place}" not in said
     assert "run again:  eaglecheck run --engine 0.5.23 --scenario single\n" in said
@@ -185,7 +182,7 @@ def test_a_stored_scenario_that_is_none_any_more_is_not_what_to_run_again(run, c
         sums.unlink()
     place.write_bytes(content)
     for folder in (run, place.parent):
-        said = call("recheck", str(folder)).stderr
+        said = call("recheck", folder).stderr
         assert f"{place}, line 1" in said
         assert f"--scenario-file {place}" not in said
         assert "run again:  eaglecheck run --engine 0.5.23 --scenario single\n" in said
@@ -199,6 +196,6 @@ def test_an_edited_file_is_taken_once_its_digests_are_gone(run):
     """The message says how to edit a reproducer on purpose."""
     place = run / "manifest.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), "host": "elsewhere"}))
-    assert call("recheck", str(run)).exit_code == 3
+    call("recheck", run, code=3)
     (run / SUMS).unlink()
-    assert call("recheck", str(run)).exit_code == 1
+    call("recheck", run, code=1)

@@ -13,10 +13,9 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
+from cases.meta.command_line import call
 from cases.meta.pretended_pip import PretendedPip, quiet
-from harness.cli.main import app
 from harness.engines import dependencies, envs
 from harness.machines import doctor, doctor_gpu
 
@@ -49,8 +48,7 @@ def test_an_empty_home_stops_no_run_since_the_first_one_installs(home):
     found = doctor.diagnose()
     assert doctor.first_run_installs(found)
     assert all(one.fix for one in found if one.status == "missing")
-    shown = CliRunner().invoke(app, ["doctor"])
-    assert shown.exit_code == 0, shown.output
+    shown = call("doctor", code=0)
     assert shown.stdout.count(INSTALL + envs.NEWEST) == 1
     last = shown.stdout.splitlines()[-1]
     what = f"engine dependencies, SGLang {envs.NEWEST}"
@@ -64,7 +62,7 @@ def test_an_interrupted_installation_is_not_taken_for_none_and_another_folder_is
     (home / "engines" / "0.5.23").mkdir(parents=True)
     assert only("SGLang 0.5.23").detail == "an installation was interrupted"
     assert not doctor.first_run_installs(doctor.diagnose())
-    assert CliRunner().invoke(app, ["doctor"]).exit_code == 3
+    call("doctor", code=3)
 
 
 def test_a_home_that_can_hold_nothing_is_named(home, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.metadata
 import json
 import re
@@ -14,12 +15,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
 from cases import checkpoints, pairs
 from cases.meta import results
+from cases.meta.command_line import call
 from harness.bisect.changes import changed_files
-from harness.cli.main import app
 from harness.contract.finding_pages import FOLDER, issues
 from harness.contract.usage import UsageError
 from harness.engine_side.replacement_kernels import cpu_tree
@@ -229,6 +229,17 @@ def test_a_file_runs_on_every_release_and_carries_the_kernels_of_the_old_ones(on
     assert kernel.sgl_build_tree_kernel_efficient.__doc__ == cpu_tree.build_tree.__doc__
 
 
+def test_a_package_that_is_there_and_cannot_be_loaded_is_a_stub(one, tmp_path, monkeypatch):
+    (tmp_path / "sgl_kernel").mkdir()
+    (tmp_path / "sgl_kernel" / "__init__.py").write_text("raise ImportError('libcuda.so.1: cannot open')")
+    stubs = exported_module(one, tmp_path)["stubs"]()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [stubs, *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "sgl_kernel", raising=False)
+    assert importlib.import_module("sgl_kernel").anything() is not None
+    monkeypatch.delitem(sys.modules, "sgl_kernel")
+
+
 def test_what_one_file_cannot_show_is_refused_with_what_to_type_next(one):
     with pytest.raises(UsageError, match=r"shows no failure(.|\n)*eaglecheck run"):
         exported(results.judged("pr25015"), launch(one), name="repro.py", form="script")
@@ -254,8 +265,8 @@ def test_export_of_what_is_no_single_failure_says_what_is(tmp_path, monkeypatch)
         (next(passed.glob("one-*")), "shows no failure", "eaglecheck run"),
         (failed, "is a run, and one file shows one failure of it (2 here)", f"eaglecheck export {failed}/reproducers/"),
     ):
-        done = CliRunner().invoke(app, ["export", str(place), "--output", "repro.py"])
-        assert (done.exit_code, why in done.stderr, next_step in done.stderr) == (2, True, True), done.output
+        done = call("export", place, "--output", "repro.py", code=2)
+        assert (why in done.stderr, next_step in done.stderr) == (True, True), done.output
     assert not (tmp_path / "repro.py").exists()
 
 

@@ -10,8 +10,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from cases.catalogue import CORPUS
 from cases.meta import handmade, page_runs, results
+from cases.meta.recorded import GPU
 from harness.archive.records import ScenarioVerdict
 from harness.archive.store import RunReader, StoredScenario, read_case
 from harness.checks import judge
@@ -22,7 +22,7 @@ from reports.frames import accept_lengths, case_frames, read_frames, read_trends
 from reports.reading import read_report
 
 DOC = Path(__file__).parents[2] / "docs" / "frames.md"
-RECORDED = sorted((CORPUS.parent / "recorded" / "gpu").iterdir())
+RUNS = sorted(GPU.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_run_without_a_reference_has_its_engine_rows():
     assert table[["margin", "hidden_out_error", "logits_limit"]].isna().all(axis=None)
 
 
-@pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name)
 def test_errors_and_limits_are_those_the_checks_judged_by(folder):
     """On real runs in float16: what lies above its limit is what the checks called NUMERIC, error and limit alike."""
     case = read_case(folder)
@@ -135,7 +135,7 @@ def test_errors_and_limits_are_those_the_checks_judged_by(folder):
 
 
 def test_the_recorded_runs_hold_both_passing_and_failing_rows():
-    states = {state for folder in RECORDED for state in read_frames(folder).positions["state"]}
+    states = {state for folder in RUNS for state in read_frames(folder).positions["state"]}
     assert states == {"same", "wrong", "consequence"}
 
 

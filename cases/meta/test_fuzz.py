@@ -4,14 +4,13 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
 from cases.boots import BY_NAME
 from cases.families import FAMILIES
 from cases.generation import generate, greedy
 from cases.meta import pretended_engine, results
+from cases.meta.command_line import call
 from harness.cli import fuzz
-from harness.cli.main import app
 from harness.contract.types import Outcome
 from harness.driving.plan import Setup
 from harness.engines import envs
@@ -32,17 +31,15 @@ def driven(tmp_path, monkeypatch):
     (tmp_path / "home" / "published.json").write_text(json.dumps({"versions": envs.SUPPORTED, "when": 1e11}))
     plans = []
 
-    def call(*arguments, found=(results.judged("one"),)):
+    def drive(*arguments, found=(results.judged("one"),), code=None):
         monkeypatch.setattr(fuzz, "run", lambda plan, **_: plans.append(plan) or results.run_of(*found))
-        done = CliRunner().invoke(app, ["fuzz", "--engine", "0.5.23", *arguments])
-        return done, plans
+        return call("fuzz", "--engine", "0.5.23", *arguments, code=code), plans
 
-    return call
+    return drive
 
 
 def test_the_scenarios_of_a_seed_are_driven_boot_by_boot(driven):
-    done, (plan,) = driven("--examples", str(2 * len(BOOTS)), "--seed", "7", "--seconds", "60")
-    assert done.exit_code == 0, done.output
+    done, (plan,) = driven("--examples", str(2 * len(BOOTS)), "--seed", "7", "--seconds", "60", code=0)
     assert list(plan.scenarios) == [one for boot in BOOTS.values() for one in generate(boot, count=2, seed=7)]
     assert plan.time_limit == 60 / len(BOOTS)
     assert "--seed 7" in done.output
@@ -66,8 +63,7 @@ def test_nothing_is_said_of_a_plan_that_is_refused(asked, said, driven):
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 7, 11, 12])
 def test_examples_are_scenarios_in_all_and_boots_take_turns(driven, count):
-    done, (plan,) = driven("--examples", str(count), "--seed", "5", "--seconds", "60")
-    assert done.exit_code == 0, done.output
+    done, (plan,) = driven("--examples", str(count), "--seed", "5", "--seconds", "60", code=0)
     names = list(BOOTS)
     shares = [len([one for one in range(count) if one % len(names) == place]) for place in range(len(names))]
     wanted = [
@@ -87,8 +83,7 @@ def test_examples_are_scenarios_in_all_and_boots_take_turns(driven, count):
 
 @pytest.mark.parametrize(("seconds", "worth"), [("2", 1), ("50", 1), ("95", 3), (str(30 * len(BOOTS)), len(BOOTS))])
 def test_no_more_engines_boot_than_the_seconds_are_worth(driven, seconds, worth):
-    done, (plan,) = driven("--seconds", seconds, "--seed", "5")
-    assert done.exit_code == 0, done.output
+    done, (plan,) = driven("--seconds", seconds, "--seed", "5", code=0)
     driven_on = {one.boot_key() for one in plan.scenarios}
     assert (len(driven_on), plan.time_limit) == (worth, float(seconds) / worth)
     left = [name for name, boot in BOOTS.items() if boot.boot_key() not in driven_on]
@@ -110,8 +105,7 @@ def test_another_seed_boots_others_and_boots_that_are_named_all_boot(driven):
 
 
 def test_boots_are_named_and_what_they_need_is_assumed(driven, tmp_path):
-    done, (plan,) = driven("--family", "tree", "--boot", "deep-tree", "--examples", "3", "--json", "found.json")
-    assert done.exit_code == 0, done.output
+    done, (plan,) = driven("--family", "tree", "--boot", "deep-tree", "--examples", "3", "--json", "found.json", code=0)
     assert {one.boot_key() for one in plan.scenarios} == {BY_NAME["deep-tree"].boot_key()}
     assert (len(plan.scenarios), plan.setup.assumed, plan.time_limit) == (3, BY_NAME["deep-tree"].assumes, None)
     assert "F-003" in plan.setup.assumed
@@ -121,8 +115,7 @@ def test_boots_are_named_and_what_they_need_is_assumed(driven, tmp_path):
 
 
 def test_a_witness_gets_greedy_tokens_and_nothing_to_predict(driven):
-    done, (plan,) = driven("--reference", "witness", "--boot", "plain", "--examples", "20", "--seed", "7")
-    assert done.exit_code == 0, done.output
+    done, (plan,) = driven("--reference", "witness", "--boot", "plain", "--examples", "20", "--seed", "7", code=0)
     assert (plan.setup.reference, plan.setup.assumed) == ("witness", ())
     assert list(plan.scenarios) == list(greedy(generate(BOOTS["plain"], count=20, seed=7)))
     assert f"{len(plan.scenarios)} scenarios of 20, of greedy tokens alone" in done.output
@@ -146,8 +139,8 @@ def test_what_cannot_be_is_refused(driven, arguments, message):
 
 def test_exit_code_is_the_verdicts_and_no_engine_is_started_without_shrinking(driven):
     broken = results.judged("one", results.one_ahead)
-    assert driven("--shrink", "0", found=[broken])[0].exit_code == 1
-    assert driven("--shrink", "0", found=[results.without_engine("one", "no engine")])[0].exit_code == 3
+    driven("--shrink", "0", found=[broken], code=1)
+    driven("--shrink", "0", found=[results.without_engine("one", "no engine")], code=3)
 
 
 class Pretended:
@@ -174,9 +167,7 @@ def test_each_root_finding_gets_the_smallest_scenario_that_shows_it(monkeypatch)
     setup = Setup(release="0.5.23", reference="paper")
     plan = SimpleNamespace(env=SimpleNamespace(version="0.5.23"), setup=setup, lease=None, copies=False, own=None)
     seen = []
-    found = list(
-        making.reproducers(plan, result, budget=Budget(seconds=20), started=seen.append, progress=lambda _step: None)
-    )
+    found = list(making.reproducers(plan, result, budget=Budget(seconds=20), started=seen.append))
     assert [one.found.signature for one in found] == [one.signature for one in seen]
     assert "POSITION:positions:DRAFT:one-ahead" in {one.found.signature for one in found}
     for one in found:

@@ -26,7 +26,7 @@ from harness.driving.refusals import untaken
 from harness.engine_side.hooks import ImportHooks
 from harness.engine_side.host.given import given
 from harness.engine_side.replacement_kernels.cpu_ops import CpuOps
-from harness.engines import published, server_args
+from harness.engines import envs, server_args
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CORES, build_launch
 from reports.live import engine_facts
@@ -131,12 +131,12 @@ def site(tmp_path):
 
 def test_files_that_are_not_as_published_reach_the_engines_own_record(site):
     env = EngineEnv(version="0.5.23", python=site, pythonpath=(site,), torch="", ready=True)
-    assert published.changed(env) == ()
+    assert envs.changed(env) == ()
     (site / "sglang" / "engine.py").write_text("edited")
-    published._changed.cache_clear()
+    envs._changed.cache_clear()
     launch = build_launch(env=env, spec=SpecConfig(), engine=EngineConfig(), target=site, draft=site)
     assert launch.boot["changed_files"] == ["sglang/engine.py"]
-    assert published.changed(replace(env, tree=site)) == (), "a commit was never published"
+    assert envs.changed(replace(env, tree=site)) == (), "a commit was never published"
 
 
 def test_a_verdict_and_every_report_say_so():
@@ -206,10 +206,52 @@ def test_an_argument_that_the_release_does_not_declare_is_refused_before_a_boot(
     assert untaken(SCENARIO, env) == ""
 
 
+#: As older releases declare them, and as newer ones do.
+OLD = """
+class ServerArgs:
+    model_path: str
+    policy: str = "a"
+    ratio: float = 2.0
+    size: Optional[int] = None
+    backend: str = ""
+def add(parser):
+    parser.add_argument("--policy", type=str, choices=["a", "b"])
+    parser.add_argument("--backend", type=str, choices=BACKENDS)
+"""
+NEW = """
+class ServerArgs:
+    model_path: A[str, "where"]
+    policy: A[Literal["a", "b"], Arg(help="which")] = "a"
+    ratio: A[Optional[float], "of what"] = None
+    size: A[int, Arg(help="how much")] = 0
+    backend: A[str, Arg(choices=BACKENDS)] = ""
+"""
+
+
+@pytest.mark.parametrize("text", [OLD, NEW])
+@pytest.mark.parametrize(
+    ("given", "allowed"),
+    [
+        ({"policy": "NONSENSE"}, "a, b"),
+        ({"policy": True}, "a, b"),
+        ({"ratio": "abc"}, "a number"),
+        ({"size": "1GB"}, "a number"),
+        ({"policy": "b", "ratio": 1, "size": 4, "backend": "of a plugin"}, ""),
+        ({"policy": None}, ""),
+    ],
+)
+def test_a_value_that_the_release_does_not_take_is_refused_before_a_boot(tmp_path, text, given, allowed):
+    (tmp_path / "sglang" / "srt").mkdir(parents=True)
+    (tmp_path / "sglang" / "srt" / "server_args.py").write_text(text)
+    why = server_args.not_taken(given, version="0.5.23", package=tmp_path / "sglang")
+    assert why.endswith(f"which SGLang 0.5.23 does not take\n  allowed: {allowed}" if allowed else "")
+    assert bool(why) == bool(allowed)
+
+
 def test_nothing_is_refused_where_no_argument_is_known(tmp_path):
     (tmp_path / "sglang" / "srt").mkdir(parents=True)
-    assert server_args.not_there({"a": 1}, version="0.5.13", package=tmp_path / "sglang") == ""
-    assert server_args.not_there({"a": 1}, version="0.5.13", package=None) == ""
+    assert server_args.not_taken({"a": 1}, version="0.5.13", package=tmp_path / "sglang") == ""
+    assert server_args.not_taken({"a": 1}, version="0.5.13", package=None) == ""
 
 
 def test_every_option_that_sets_a_field_is_named_where_the_argument_is_refused():

@@ -146,7 +146,7 @@ def probed(place):
     recorder = Recorder()
     probe = Probe(recorder, lookup("0.5.13", overlap=True), place.graphs)
     place.graphs.wanted = lambda: recorder.round is not None
-    place.graphs.on_replay = probe._replayed
+    place.graphs.on_replay = probe.forwards._replayed
     recorder.open_round(mode="DECODE", rids=["a", "b"], starts=[7, 9])
     recorder.phase, recorder.step = "DRAFT", 0
     return probe
@@ -171,7 +171,7 @@ def values(record):
 
 def test_a_graph_reports_what_the_same_round_reports_eagerly(place):
     eager = probed(place)
-    place.runners.ModelRunner.forward = eager._forward(place.runners.ModelRunner.forward)
+    place.runners.ModelRunner.forward = eager.forwards._forward(place.runners.ModelRunner.forward)
     place.worker.select_top_k_tokens = eager._select(place.worker.select_top_k_tokens)
     draft(place, batch_of([3, 4], [7, 9], size=2))
     expected = reported(eager.recorder)
@@ -208,11 +208,11 @@ def test_a_prompt_that_runs_partly_in_a_graph_shows_what_the_model_is_given_with
 
     for replays, graphs in ((True, {"DRAFT": 4}), (False, {})):
         probe = probed(place)
-        place.graphs.on_eager = probe._take_given
+        place.graphs.on_eager = probe.forwards._take_given
         place.runner.model.__class__.forward = replayed if replays else own
         del place.runner.model.forward
         place.runner.model.forward = place.graphs._watched(place.runner.model.forward, place.runner)
-        probe._forward(forward)(place.runner, asked)
+        probe.forwards._forward(forward)(place.runner, asked)
         (seen, held), (closed, _) = reported(probe.recorder)
         assert (seen["ev"], held["input_ids"], held["positions"]) == ("forward", [3, 5], [7, 9])
         assert len(held["hidden_in"]) == len(held["cache_slots"]) == 2

@@ -12,7 +12,6 @@ from harness.engine_side.hooks import ImportHooks
 from harness.engine_side.probes import index_probe
 from reference.pairs import load_pair
 
-torch.set_num_threads(1)
 MOST = 64
 
 

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from cases.meta import pretended_engine
+from cases.meta.command_line import call
 from cases.meta.json_models import Run
-from cases.meta.test_cli_bad_input import call
 from harness.bisect import verdicts
 from harness.cli.outcome import kept
 from harness.contract.types import Outcome
@@ -137,4 +137,4 @@ def test_without_json_nothing_is_written_and_the_interrupt_goes_on():
     with pytest.raises(KeyboardInterrupt) as stop, kept(None, lambda _stop: pytest.fail("nobody asked")):
         raise KeyboardInterrupt
     assert not hasattr(stop.value, "__notes__")
-    assert call("--help").exit_code == 0
+    call("--help", code=0)

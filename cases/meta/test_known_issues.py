@@ -11,15 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from typer.testing import CliRunner
 
 from cases import catalogue, known
 from cases.boots import Boot
 from cases.families import FAMILIES
 from cases.meta import handmade
+from cases.meta.command_line import call
 from harness.checks import CHECKS
 from harness.cli.documents import known_document
-from harness.cli.main import app
 from harness.contract import known_issues
 from harness.contract.conditions import LARGEST_GRAPH, NO_DRAFT, PREFILL_GRAPHS
 from harness.contract.finding_pages import FOLDER, body, issues, read
@@ -28,6 +27,7 @@ from harness.contract.known_issues import UnknownIssue, assumable, checked, know
 from harness.contract.requests import ADJUSTING, CUTTING
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.types import Kind, Phase
+from harness.coverage import POINTS
 from harness.driving.own_pair import draft_facts
 from harness.engines.launch import GRAPH_SIZES, PREFILL_GRAPH_SIZES
 from reports.known_issues import index_markdown, page_markdown
@@ -39,10 +39,6 @@ CHAIN, LAYERS = (
     SpecConfig(algorithm="EAGLE3"),
     SpecConfig(algorithm="MTP", num_steps=3, eagle_topk=1, num_draft_tokens=4),
 )
-
-
-def call(*arguments):
-    return CliRunner().invoke(app, ["findings", *arguments])
 
 
 # The pages
@@ -126,8 +122,7 @@ def test_what_a_page_points_at_exists(one):
 def test_its_window_is_the_same_wherever_it_is_printed(one):
     row = next(line for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith(f"| [{one.id}]"))
     assert f"| {one.window} | {one.fixed_in or '–'} |" in row
-    page = call(one.id)
-    assert page.exit_code == 0
+    page = call("findings", one.id, code=0)
     assert f"| releases | {one.window}; seen on {', '.join(one.releases.seen)}" in page.stdout
     pointer = known_issues._known(one, "cpu")
     assert f"; {one.window}" in pointer.line
@@ -148,27 +143,34 @@ def test_its_window_is_the_same_wherever_it_is_printed(one):
 
 
 def test_the_index_is_what_the_verb_prints():
-    assert (FOLDER / "README.md").read_text() == index_markdown(issues().values()) == call("--markdown", "-").stdout
-    shown = call()
-    assert shown.exit_code == 0
+    printed = call("findings", "--markdown", "-").stdout
+    assert (FOLDER / "README.md").read_text() == index_markdown(issues().values()) == printed
+    shown = call("findings", code=0)
     assert all(f" {name} " in shown.stdout for name in issues())
 
 
 def test_a_finding_is_named_in_any_case():
-    assert call("f-025", "--markdown", "-").stdout == call("F-025", "--markdown", "-").stdout
-
-
-def test_an_unknown_finding_names_the_nearest_and_what_lists_all():
-    refused = call("F-25")
-    assert refused.exit_code == 2
-    assert "unknown finding 'F-25'; did you mean 'F-025'?" in refused.stderr
-    assert refused.stderr.endswith("\n  all of them:  eaglecheck findings\n")
-    assert "'F-9'; did you mean 'F-008'?" in call("F-9").stderr
-    assert "did you mean" not in call("nope").stderr
+    assert call("findings", "f-025", "--markdown", "-").stdout == call("findings", "F-025", "--markdown", "-").stdout
 
 
 #: What a test of a broken file names.
 MADE_UP = "F-999"
+
+
+def test_an_unknown_finding_names_what_it_may_be_and_what_lists_all():
+    refused = call("findings", "F-25", code=2)
+    assert "unknown finding 'F-25'; did you mean 'F-025'?" in refused.stderr
+    assert refused.stderr.endswith("; all of them:  eaglecheck findings\n")
+    assert "'25'; did you mean 'F-025'?" in call("findings", "25", code=2).stderr
+
+
+@pytest.mark.parametrize("name", ["F-9", MADE_UP, "nope"])
+def test_a_number_has_no_neighbours(name):
+    said = call("findings", name, code=2).stderr
+    assert "did you mean" not in said
+    assert f"there are {len(issues())} from F-001 to {max(issues())}, " in said
+    with pytest.raises(UnknownIssue, match="F-019'\n  allowed: F-003, "):
+        checked(["F-019"])
 
 
 def test_every_finding_that_is_named_anywhere_has_a_page():
@@ -320,8 +322,12 @@ def scenario(*, algorithm="EAGLE", k=3, t=1, n=4, plugin=None, **engine):
     return handmade.scenario().model_copy(update={"spec": spec, "engine": EngineConfig(**engine)})
 
 
-def ids(text, made, *, release, device="cuda", reasons=()):
-    found = known_as([text], scenario=made, release=release, device=device, reasons=reasons)
+#: Of a trace in which everything happened.
+ALL = dict.fromkeys(POINTS, 1)
+
+
+def ids(text, made, *, release, device="cuda", reasons=(), coverage=ALL):
+    found = known_as([text], scenario=made, release=release, device=device, reasons=reasons, coverage=coverage)
     return [one.id for one in found.get(text, ())]
 
 
@@ -350,6 +356,7 @@ ROW, AHEAD = "POSITION:verify:VERIFY:one-behind", "POSITION:positions:DRAFT:one-
         (STOP, scenario(), "0.5.18", []),
         (STOP, scenario(), "of-a-commit", []),
         (EXTEND_OFF, scenario(algorithm="MTP", disaggregation=True), "0.5.23", ["F-017", "F-089"]),
+        (EXTEND_OFF, scenario(algorithm="MTP", disaggregation=True, k=1, n=2), "0.5.23", ["F-089"]),
         (EXTEND_OFF, scenario(), "0.5.11", []),
         (EXTEND_OFF, scenario(overlap_schedule=False), "0.5.11", ["F-001"]),
         (EXTEND_OFF, scenario(cuda_graph=True), "0.5.11", ["F-001"]),
@@ -366,14 +373,39 @@ ROW, AHEAD = "POSITION:verify:VERIFY:one-behind", "POSITION:positions:DRAFT:one-
         (ROW, scenario(k=2, t=2, n=5), "0.5.23", []),
         (ROW, scenario(k=8, n=9), "0.5.23", ["F-025"]),
         (ROW, scenario(k=7, n=8), "0.5.23", []),
-        (FREED, scenario(cuda_graph=True), "0.5.13", ["F-026"]),
+        (FREED, scenario(cuda_graph=True, cuda_graph_max_bs=1), "0.5.13", ["F-026"]),
+        (FREED, scenario(cuda_graph=True), "0.5.13", []),
         (FREED, scenario(), "0.5.13", []),
-        (FREED, scenario(cuda_graph=True), "0.5.17", []),
+        (FREED, scenario(cuda_graph=True, cuda_graph_max_bs=1), "0.5.17", []),
         (NAN, scenario(algorithm="MTP", cuda_graph=True), "0.5.13", ["F-027", "F-029"]),
     ],
 )
 def test_a_text_points_only_where_release_and_scenario_fit(text, made, release, expected):
     assert ids(text, made, release=release) == expected
+
+
+TAIL = "EXTEND_INPUT:inputs:DRAFT_PREFILL:chunk-tail-target-guess"
+APART = {"algorithm": "MTP", "disaggregation": True}
+
+
+@pytest.mark.parametrize(
+    ("text", "made", "happened", "expected"),
+    [
+        (EXTEND_OFF, scenario(**APART), {"retracted_on_decode_side": 1}, ["F-017", "F-089"]),
+        (EXTEND_OFF, scenario(**APART), {"retracted_on_decode_side": 0}, ["F-017"]),
+        (PREFILL_OFF, scenario(algorithm="MTP"), {"prefix_hit": 2}, ["F-012"]),
+        (PREFILL_OFF, scenario(algorithm="MTP"), {}, []),
+        (TAIL, scenario(), {"non_final_chunk": 1, "retract_resume": 1}, ["F-060"]),
+        (TAIL, scenario(), {"non_final_chunk": 1}, []),
+    ],
+)
+def test_an_issue_is_none_where_what_it_needs_did_not_happen(text, made, happened, expected):
+    assert ids(text, made, release="0.5.23", coverage=happened) == expected
+
+
+@ISSUES
+def test_what_a_page_needs_to_happen_are_coverage_points(one):
+    assert {*one.happened} <= {*POINTS}
 
 
 def test_a_fix_that_was_taken_out_is_known_on_every_release():
@@ -459,7 +491,8 @@ def test_a_target_of_the_users_points_at_what_its_config_reaches(tmp_path, confi
     save_file({"norm": np.zeros(2, dtype=np.float32)}, folder / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     pair = draft_facts(folder, tmp_path)
-    found = known_as([signature], scenario=scenario(algorithm="EAGLE3"), release="0.5.23", device="cuda", draft=pair)
+    about = {"release": "0.5.23", "device": "cuda", "draft": pair, "coverage": ALL}
+    found = known_as([signature], scenario=scenario(algorithm="EAGLE3"), **about)
     assert [one.id for one in found.get(signature, ())] == [expected] * bool(expected)
 
 
@@ -513,13 +546,9 @@ def test_one_new_signature_makes_the_whole_new():
 
 
 @pytest.mark.parametrize(
-    ("release", "lands", "known"), [("0.5.13", True, True), ("0.5.13", False, False), ("0.5.23", True, False)]
+    ("release", "landed", "known"), [("0.5.13", 1, True), ("0.5.13", 0, False), ("0.5.23", 1, False)]
 )
-def test_what_a_late_write_may_be_is_said_where_a_scenario_lets_one_land(release, lands, known):
+def test_what_a_late_write_may_be_is_said_where_one_landed(release, landed, known):
     given = catalogue.read_scenario(ROOT / "cases/scenarios/pd-late-write.json")
-    script = tuple(op for op in given.script if lands or op.name != "land")
-    text = "NUMERIC:verify:VERIFY:hidden_out-off"
-    found = known_issues.known_as(
-        [text], scenario=given.model_copy(update={"script": script}), release=release, device="cpu"
-    )
-    assert ("F-088" in [one.id for one in found.get(text, ())]) is known
+    found = ids("NUMERIC:verify:VERIFY:hidden_out-off", given, release=release, coverage={"late_write": landed})
+    assert ("F-088" in found) is known

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from cases.meta import results
-from cases.meta.test_cli_bad_input import call
+from cases.meta.command_line import call
 from harness.archive.store import read_reproducer, started_with
 from harness.cli import bisect_runs, prepare
 from harness.contract.usage import UsageError
@@ -40,5 +40,5 @@ def test_it_says_how_its_engine_was_started_and_is_replayed_and_bisected_so(repr
         raise UsageError("far enough")
 
     monkeypatch.setattr(prepare, "make_plan", plan)
-    assert call("replay", str(reproducer)).exit_code == 2
+    call("replay", reproducer, code=2)
     assert (asked["assumed"], asked["cpu_attention"], asked["engine"]) == (*started, "0.5.23")

@@ -1,25 +1,18 @@
 """The reference's log-probabilities, against plain log-softmax of the target's logits at one row after the other."""
 
 import pytest
-import torch
 
-from cases.checkpoints import make
+from cases.meta.speculating import FreeSession
 from harness.contract.requests import RequestSpec
-from harness.contract.settings import SpecConfig
 from reference import logprobs
 from reference.logit_rules import Rules
-from reference.pairs import load_pair
-from reference.session import ReferenceSession
 
-torch.set_num_threads(1)
 OUTPUT = (9, 30, 7, 11)
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory):
-    pair = make("eagle-tiny", tmp_path_factory.mktemp("pairs"))
-    spec = SpecConfig(num_steps=3, eagle_topk=1, num_draft_tokens=4)
-    return ReferenceSession(*load_pair(pair.target, pair.draft), spec)
+def session(eagle_tiny):
+    return FreeSession.of(eagle_tiny)
 
 
 def row(session, tokens):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cases.meta import results
-from cases.meta.test_cli_bad_input import call
+from cases.meta.command_line import call
 from harness.archive import digests
 from harness.archive.event_facts import unfit
 
@@ -47,8 +47,7 @@ def test_of_a_run(run, name, tmp_path):
     change(run / "manifest.json", "engine", **changes)
     page = ("--html", str(tmp_path / "page.html"))
     for typed in (("recheck", str(run)), ("recheck", str(next(run.glob("pr25015-*")))), ("report", str(run), *page)):
-        done = call(*typed)
-        assert done.exit_code == 3, done.output
+        done = call(*typed, code=3)
         assert said in done.stderr
         assert str(run / "manifest.json") in done.stderr
 
@@ -66,8 +65,7 @@ def test_of_a_trace(run, name):
     changes, said = HEADERS[name]
     trace = next(run.glob("pr25015-*")) / "engine.json"
     change(trace, "header", **changes)
-    done = call("recheck", str(run))
-    assert done.exit_code == 3, done.output
+    done = call("recheck", run, code=3)
     assert said in done.stderr
     assert str(trace) in done.stderr
 
@@ -77,8 +75,7 @@ def test_of_a_reproducer(run, name):
     changes, said = HEADERS[name]
     reproducer = next(run.glob("reproducers/pr25015-*"))
     change(reproducer / "manifest.json", "header", **changes)
-    done = call("replay", str(reproducer))
-    assert done.exit_code == 3, done.output
+    done = call("replay", reproducer, code=3)
     assert said in done.stderr
 
 
@@ -86,15 +83,14 @@ def test_a_reproducers_manifest_is_of_its_trace(run):
     reproducer = next(run.glob("reproducers/pr25015-*"))
     manifest = json.loads((reproducer / "manifest.json").read_text())
     (reproducer / "manifest.json").write_text(json.dumps({**manifest, "release": "0.5.11"}))
-    done = call("replay", str(reproducer))
-    assert done.exit_code == 3, done.output
+    done = call("replay", reproducer, code=3)
     assert "release is '0.5.11', and the engine itself reported '0.5.23'" in done.stderr
 
 
 def test_a_commits_files_need_not_know_the_release_they_ran_in(run):
     trace = next(run.glob("pr25015-*")) / "engine.json"
     change(trace, "header", release="0.0.0.dev0", tree="/work/trees/a")
-    assert call("recheck", str(run)).exit_code == 1
+    call("recheck", run, code=1)
 
 
 def event(trace, name):
@@ -134,8 +130,7 @@ def test_of_what_a_trace_says_beside_its_rows(run, name):
     trace = json.loads(path.read_text())
     change_it(trace)
     path.write_text(json.dumps(trace))
-    done = call("recheck", str(run))
-    assert done.exit_code == 3, done.output
+    done = call("recheck", run, code=3)
     assert said in done.stderr.replace("\n", " ")
     assert str(path) in done.stderr
 

@@ -7,10 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from cases.catalogue import read_scenario
-from cases.checkpoints import make
 from cases.meta.speculating import FreeSession
 from harness.checks.explained import explained, spot, together
 from harness.checks.findings import group
@@ -29,7 +27,6 @@ from reference.pairs import load_pair
 from reference.rounds import flying
 
 ROOT = Path(__file__).parents[2]
-torch.set_num_threads(1)
 
 LAYERS = Scenario(
     name="tail",
@@ -84,9 +81,9 @@ class Defect:
 
 
 @pytest.fixture(scope="module", params=DEFECTS)
-def defect(request, tmp_path_factory):
+def defect(request, made_pair):
     scenario, pair, *_ = DEFECTS[request.param]
-    return Defect(name=request.param, pair=make(pair, tmp_path_factory.mktemp("pairs")), scenario=scenario)
+    return Defect(name=request.param, pair=made_pair(pair), scenario=scenario)
 
 
 def test_it_is_a_finding_unless_it_is_named(defect):

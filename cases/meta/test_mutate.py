@@ -5,6 +5,7 @@ import io
 import json
 import sys
 import types
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from harness.cli.mutate import NAME, _drawn
 from harness.cli.report import _document
 from harness.contract.types import Outcome
 from harness.contract.usage import UsageError
-from harness.engine_side.host import source_swap
+from harness.engine_side.host import executed, source_swap
 from harness.engines.errors import EngineError, EngineNotClean, NoLease
 from harness.engines.process import Launch
 from harness.search import faults, mutant_results
@@ -29,7 +30,7 @@ from harness.search.mutant_results import Explanation, Result, Status, label
 from harness.search.mutate import MutantRunner
 from harness.search.mutate_report import Report, document
 from harness.search.operators import changes
-from harness.search.tasks import ASKING, Place, Task, Waiting, rounds, together
+from harness.search.tasks import ASKING, OF_TEXTS, Place, Task, Waiting, rounds, together
 from harness.search.text import render_mutate_report
 from harness.search.workers import Boot, Setup
 from reports.page import Beside, render_page
@@ -224,9 +225,9 @@ def test_lines_that_run_are_followed_with_the_tensors_they_read(tmp_path, monkey
     source = "def f(batch, n):\n    a = batch.lens\n    if n:\n        b = a + 1\n    return batch.text\n"
     module = make_module(folder, source, "followed")
     other = make_module(tmp_path, source, "not_followed")
-    follow = source_swap.Executed(parts=("srt/speculative/",))
+    follow = executed.Executed(parts=("srt/speculative/",))
     batch = types.SimpleNamespace(lens=torch.zeros(3, dtype=torch.int32), text="")
-    begin, end = (follow._around(lambda: None, capturing=capturing) for capturing in (True, False))
+    begin, end = (partial(follow._captures, capturing, lambda: None) for capturing in (True, False))
     before = sys.gettrace()
     try:
         sys.settrace(follow.enter)
@@ -254,7 +255,7 @@ def test_a_property_is_not_asked_for_a_tensor():
             raise AssertionError("looked at")
 
     found = {}
-    source_swap._note(found, ["batch", "lens"], {"batch": Batch()})
+    executed._note(found, ["batch", "lens"], {"batch": Batch()})
     assert found == {}
 
 
@@ -309,7 +310,7 @@ def tasks_of(*names, before=True, captured=False):
     ]
 
 
-def test_what_requests_ask_for_beside_tokens_is_asked_last_of_the_pairs_that_execute_the_line():
+def test_what_requests_ask_for_beside_tokens_is_asked_last_where_the_line_is_executed():
     sound = Sound(
         scenario=default_scenarios()[0], family="eagle", kind="", rows="x", lines={"f.py": [3]}, captured={"f.py": [3]}
     )
@@ -320,13 +321,19 @@ def test_what_requests_ask_for_beside_tokens_is_asked_last_of_the_pairs_that_exe
         return [task for tasks in every for task in tasks if task.stage == "asking"]
 
     found = asked(sound)
-    assert {one.name for task in found for one in task.scenarios} == {
-        one.name for need in ASKING for one in EXERCISES[need]
-    }
+    names = {need: {one.name for one in EXERCISES[need]} for need in (*ASKING, *OF_TEXTS)}
+    assert {one.name for task in found for one in task.scenarios} == set().union(*names.values())
     assert len({task.scenarios[0].boot_key() for task in found}) == len(found), "an engine is booted for it once"
     assert asked(sound, captured=True) == []
-    other = sound.scenario.model_copy(update={"checkpoint": "eagle3-tiny"})
-    assert asked(sound.model_copy(update={"scenario": other})) == []
+    ranks = next(one for one in FAMILIES["dp"].scenarios if one.engine.chunked_prefill_size)
+    found = asked(sound.model_copy(update={"scenario": ranks, "family": "dp"}))
+    assert {one.name for task in found for one in task.scenarios} == set().union(*(names[need] for need in ASKING))
+    assert {(one.checkpoint, one.spec, one.engine.dp_size) for task in found for one in task.scenarios} == {
+        (ranks.checkpoint, ranks.spec, 2)
+    }
+    assert ranks.boot_key() in {task.scenarios[0].boot_key() for task in found}, "on an engine that lives already"
+    needing = [one for task in found for one in task.scenarios if one.name in names["states"]]
+    assert all(one.engine.enable_return_hidden_states for one in needing)
 
 
 def test_only_what_was_asked_before_and_shares_an_engine_is_asked_together():

@@ -1,44 +1,27 @@
 """F-020 and F-027 taken for granted: which rows a batch's layers attend in graphs, and a recorded engine agrees."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from cases.checkpoints import make
-from cases.meta.handmade import lone_part
+from cases.meta.batches import lone_part
+from cases.meta.recorded import MTP, judged_anew
 from harness.archive.store import read_case
-from harness.checks.judge import judge
 from harness.contract.known_issues import assumed_by
 from harness.contract.types import Outcome
 from harness.defects.narrow_blocks import Block, block_of, said_narrowly
 from harness.defects.refused_states import pooled
-from harness.driving.oracle import Oracle
 from reference.pairs import load_pair
 from reference.windows import Reads, Window, cached_rows
 
-torch.set_num_threads(1)
-RECORDED = Path(__file__).parents[1] / "recorded" / "mtp"
 TOGETHER, ALONE = "graphs-0.5.13", "graphs-alone-0.5.13"
 OFF = "NUMERIC:extend:EXTEND:hidden_out-off"
 WIDTH = 4
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return make("mtp-tiny", tmp_path_factory.mktemp("pairs"))
-
-
-@pytest.fixture(scope="module")
-def layer(pair):
-    _, head = load_pair(pair.target, pair.draft)
+def layer(mtp_tiny):
+    _, head = load_pair(mtp_tiny.target, mtp_tiny.draft)
     return head.layers[1]
-
-
-def judged(pair, name, *assumed):
-    case = read_case(RECORDED / name)
-    reference = Oracle(target=pair.target, draft=pair.draft, assumed=assumed).answer(case.scenario, case.engine)
-    return judge(case.scenario, case.engine, reference)
 
 
 def unattended(rounds, layers):
@@ -53,23 +36,23 @@ def unattended(rounds, layers):
     return sum(rows)
 
 
-def test_a_recorded_engine_is_explained_by_both_and_by_nothing_less(pair):
+def test_a_recorded_engine_is_explained_by_both_and_by_nothing_less(mtp_tiny):
     for assumed in ((), ("F-020",), ("F-027",)):
-        verdict, divergences = judged(pair, TOGETHER, *assumed)
+        verdict, divergences = judged_anew(MTP / TOGETHER, mtp_tiny, *assumed)
         assert verdict.outcome is Outcome.FAIL
         assert {found.signature for found in divergences if not found.cause} == {OFF}
-    verdict, divergences = judged(pair, TOGETHER, "F-020", "F-027")
+    verdict, divergences = judged_anew(MTP / TOGETHER, mtp_tiny, "F-020", "F-027")
     assert divergences == []
     assert verdict.outcome is Outcome.PASS
     assert assumed_by(verdict.reasons) == ["F-020", "F-027"]
 
 
 @pytest.mark.parametrize("name", [TOGETHER, ALONE])
-def test_only_rows_that_nobody_attended_for_are_left_out(pair, name):
-    case = read_case(RECORDED / name)
+def test_only_rows_that_nobody_attended_for_are_left_out(mtp_tiny, name):
+    case = read_case(MTP / name)
     left_out = unattended(case.engine.rounds, case.scenario.spec.num_steps)
-    everything, _ = judged(pair, name)
-    some, divergences = judged(pair, name, "F-020", "F-027")
+    everything, _ = judged_anew(MTP / name, mtp_tiny)
+    some, divergences = judged_anew(MTP / name, mtp_tiny, "F-020", "F-027")
     assert left_out > 0
     assert divergences == []
     assert everything.compared["hidden_rows"] - some.compared["hidden_rows"] == left_out
@@ -167,7 +150,7 @@ def test_a_pool_holds_the_last_rows_of_the_step_before_and_what_a_short_chunk_ha
 
 
 def test_a_neighbour_decides_what_a_request_is_let_accept_though_its_text_is_the_same():
-    together, alone = (read_case(RECORDED / name).engine for name in (TOGETHER, ALONE))
+    together, alone = (read_case(MTP / name).engine for name in (TOGETHER, ALONE))
     texts = [next(end.output_ids for end in trace.ends if end.rid == "b") for trace in (together, alone)]
     assert texts[0] == texts[1]
     assert accepted(together, "b") != accepted(alone, "b")

@@ -1,4 +1,4 @@
-"""How near a draw came to another outcome, against errors put into logits; and what the check makes of it."""
+"""How near a draw came to another outcome, against errors put into logits."""
 
 from dataclasses import replace
 
@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from cases.meta.test_checks_sampled import accepts, altered, other_last_token, pair, sampled, with_margin  # noqa: F401  (fixtures)
-from harness.archive.event_facts import unfit
-from harness.checks.evidence import gather
-from harness.checks.judge import judge
-from harness.checks.ties import usual_draws
 from harness.contract.requests import RequestSpec
-from harness.driving.oracle import Oracle, with_own
 from reference.choices import decide, first
 from reference.engine_view import Conditions
 from reference.logit_rules import Rules
@@ -104,47 +98,6 @@ def test_near_is_told_by_what_errors_reach_first_and_never_where_nothing_moves()
     assert of_end(0.0, 0.0).reach == np.inf
     assert of_logits(0.2).reach == pytest.approx(0.2)
     assert of_end(0.1, 0.5).at(2.0).reach == pytest.approx(2 * of_end(0.1, 0.5).reach)
-
-
-def of_half(trace, reference, **said):
-    """Trace and reference of an engine in float16, with other words about each draw."""
-    events = [
-        replace(event, data={**event.data, **said}) if "spread" in event.data else event for event in reference.events
-    ]
-    return replace(trace, header={**trace.header, "dtype": "float16"}), replace(reference, events=tuple(events))
-
-
-@pytest.mark.parametrize(("deviation", "tie"), [(0.2, True), (1e-5, False)])
-def test_a_draw_that_errors_do_not_reach_is_no_tie_in_half_precision(pair, sampled, deviation, tie):  # noqa: F811
-    """A flat distribution's ends hardly move: 0.001 beside one is far there, and near between two likely tokens."""
-    scenario, trace = sampled
-    reference = with_margin(Oracle(target=pair.target, draft=pair.draft).answer(scenario, trace), 1e-3)
-    other, reference = of_half(other_last_token(trace)[0], reference, spread=deviation)
-    verdict, divergences = judge(scenario, other, reference)
-    found = [one for one in divergences if one.check == "sampled"]
-    assert (bool(found), verdict.ties > 0) == (not tie, tie)
-    assert (usual_draws(gather(scenario, other, reference)) > 1) is tie
-
-
-def test_ends_that_a_second_run_moves_farther_than_logits_say_are_as_near_as_it_shows(pair, sampled):  # noqa: F811
-    """Errors that many tokens share move an end of a flat distribution all the same."""
-    scenario, trace = sampled
-    reference = with_margin(Oracle(target=pair.target, draft=pair.draft).answer(scenario, trace), 1e-3)
-    other, reference = of_half(other_last_token(trace)[0], reference, spread=1e-5, own_distance=2e-3)
-    assert [one for one in judge(scenario, other, reference)[1] if one.check == "sampled"] == []
-
-
-def test_a_second_run_that_drew_otherwise_says_its_errors_all_the_same(pair, sampled):  # noqa: F811
-    scenario, trace = sampled
-    truth = Oracle(target=pair.target, draft=pair.draft).answer(scenario, trace)
-    last = accepts(truth)[-1]
-    drawn = with_own(truth, altered(truth, "slot", last, int(truth.rows.ints["slot"][last]) + 1))
-    assert np.isfinite(drawn.tensors["own.logits"]).any()
-    draws = [event for event in drawn.events if "spread" in event.data]
-    assert draws
-    assert all("own_distance" in event.data and not unfit(event.name, event.data) for event in draws)
-    verify = np.flatnonzero(truth.rows.strings["phase"] == "VERIFY")[-1]
-    assert with_own(truth, altered(truth, "slot", verify, 99)) is truth
 
 
 def test_errors_count_before_a_temperature_divides_them():

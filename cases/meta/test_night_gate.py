@@ -25,11 +25,12 @@ from cases.boots import OF_FAMILY
 from cases.catalogue import CaseError, load
 from cases.families import FAMILIES
 from cases.meta import nights, pretended_engine
+from cases.meta.command_line import call
 from cases.meta.pretended_card import app as card_user
 from cases.meta.pretended_card import used
 from cases.meta.processes import survivors, tree
-from cases.meta.test_cli_bad_input import call
-from harness.cli import night_plan, night_verdict, nightly
+from harness.cli import night as night_command
+from harness.cli import night_plan, nightly
 from harness.contract.finding_pages import issues
 from harness.contract.rates import interval
 from harness.engines import envs
@@ -45,7 +46,7 @@ def work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(envs, "current", lambda: None)
-    for module in (nightly, night_verdict):
+    for module in (nightly, night_command):
         monkeypatch.setattr(module, "today", lambda: nights.TODAY)
     pretended_engine.furnish(tmp_path / "home")
     return tmp_path
@@ -89,8 +90,7 @@ def test_shards_that_are_all_there_make_one_green_night(work):
     ],
 )
 def test_a_missing_or_doubled_shard_is_red_and_unknown(work, there, said):
-    done = call("night", *shards(work, *there))
-    assert done.exit_code == 3, done.output
+    done = call("night", *shards(work, *there), code=3)
     assert said in done.stdout
     assert "night RED (UNKNOWN): " in done.stdout.splitlines()[-1]
 
@@ -98,16 +98,14 @@ def test_a_missing_or_doubled_shard_is_red_and_unknown(work, there, said):
 def test_shards_that_are_put_together_again_are_the_same_night(work):
     """A job that is started again must not make two nights of one, which would be compared with each other."""
     there = shards(work, 1, 2, 3)
-    assert call("night", *there[:2]).exit_code == 3
-    assert call("night", *there).exit_code == 0
+    call("night", *there[:2], code=3)
+    call("night", *there, code=0)
     (first,) = store.nights(work / "nights")
-    again = call("night", *there, there[0], "--nights", "nights")
-    assert again.exit_code == 0, again.output
+    call("night", *there, there[0], "--nights", "nights", code=0)
     (second,) = store.nights(work / "nights")
     assert (second.folder, second.night.cells) == (first.folder, first.night.cells)
     assert len(second.plan.shards) == 3
-    fewer = call("night", *there[:2])
-    assert fewer.exit_code == 2
+    fewer = call("night", *there[:2], code=2)
     assert "was made of these shards and of more: shard-3-2" in fewer.stderr
     assert store.nights(work / "nights") == [second]
 
@@ -131,8 +129,7 @@ def test_a_shard_that_was_killed_is_red_with_its_host_and_its_cells(work):
     assert survivors(processes) == []
     (folder,) = (work / "killed").iterdir()
     assert not (folder / store.NIGHT).exists()
-    done = call("night", "killed")
-    assert done.exit_code == 3, done.output
+    done = call("night", "killed", code=3)
     assert "never finished: it was killed, or could not write; 2 cells not reported" in done.stdout
     assert "shard 1 of 2 is missing" in done.stdout
     (merged,) = store.nights(work / "nights")
@@ -162,7 +159,7 @@ def test_a_night_that_was_cut_off_goes_on_with_what_is_left(cut_off):
     assert first.reasons == ("of the first sitting",)
     assert [one.verdict for one in others] == [one.verdict for one in cut_off.night.cells[1:]]
     assert not (night.folder / store.CELLS).exists()
-    assert call(*NIGHT, "--resume", cut_off.plan.id).exit_code == 2
+    call(*NIGHT, "--resume", cut_off.plan.id, code=2)
 
 
 @pytest.mark.parametrize(
@@ -173,44 +170,38 @@ def test_a_night_that_was_cut_off_goes_on_with_what_is_left(cut_off):
     ],
 )
 def test_a_night_goes_on_with_the_same_plan_only(cut_off, more, said):
-    done = call(*NIGHT, *more, "--resume", cut_off.plan.id)
-    assert done.exit_code == 2
+    done = call(*NIGHT, *more, "--resume", cut_off.plan.id, code=2)
     assert said in done.output
 
 
 def test_a_night_does_not_go_on_in_another_state_of_the_code(cut_off, monkeypatch):
     monkeypatch.setattr(night_plan, "source_digest", lambda: "1" * 64)
-    done = call(*NIGHT, "--resume", cut_off.plan.id)
-    assert done.exit_code == 2
+    done = call(*NIGHT, "--resume", cut_off.plan.id, code=2)
     assert "source was another when that night began" in done.output
 
 
 def test_a_night_that_is_not_there_cannot_go_on(cut_off):
-    done = call(*NIGHT, "--resume", "20260101-000000-abcd")
-    assert done.exit_code == 2
+    done = call(*NIGHT, "--resume", "20260101-000000-abcd", code=2)
     assert f"allowed: {cut_off.plan.id}" in done.output
-    assert call("matrix", "--cases", "pr25015", "--resume", cut_off.plan.id).exit_code == 2
+    call("matrix", "--cases", "pr25015", "--resume", cut_off.plan.id, code=2)
 
 
 def test_a_damaged_line_of_a_cell_is_no_night_to_go_on_with(cut_off):
     (cut_off.folder / store.CELLS).write_text("{}\n")
-    done = call(*NIGHT, "--resume", cut_off.plan.id)
-    assert done.exit_code == 2
+    done = call(*NIGHT, "--resume", cut_off.plan.id, code=2)
     assert "cells.jsonl cannot be read" in done.output
 
 
 def test_a_night_that_was_cut_off_is_red_when_it_is_judged(work):
     store.begin(work / "nights", nights.night(nights.cell()).plan)
-    done = call("night")
-    assert done.exit_code == 3
+    done = call("night", code=3)
     assert "never finished" in done.stdout
     assert "night RED (UNKNOWN): " in done.stdout.splitlines()[-1]
     assert [kept.night for kept in store.nights(work / "nights")] == [None]
 
 
 def test_engines_that_do_not_start_make_a_night_red_with_the_end_of_their_log(work):
-    done = call(*NIGHT, "--json", "out.json")
-    assert done.exit_code == 3, done.output
+    done = call(*NIGHT, "--json", "out.json", code=3)
     assert "boots 4 engines or more, in 2 to 8 min" in done.stdout.partition("UNKNOWN")[0], "said beforehand"
     document = json.loads((work / "out.json").read_text())
     assert (document["outcome"], document["reported"]) == ("UNKNOWN", 4)
@@ -222,7 +213,7 @@ def test_a_shard_asks_for_the_releases_of_its_own_cells_only(work, monkeypatch):
     """Others may still be on their way to the machine."""
     asked, there = [], nightly.prepare.engine_environment
     monkeypatch.setattr(nightly.prepare, "engine_environment", lambda *given: asked.append(given[0]) or there(*given))
-    assert call(*NIGHT, "--shard", "1/2").exit_code == 0
+    call(*NIGHT, "--shard", "1/2", code=0)
     assert asked == ["0.5.13"]
     call(*NIGHT)
     assert asked == ["0.5.13", "0.5.13", "0.5.23"]
@@ -245,8 +236,7 @@ def small_disk(tmp_path):
 
 def test_a_disk_that_fills_up_ends_a_night_as_unknown_and_leaves_no_verdict(work, small_disk):
     (small_disk / "ballast").write_bytes(bytes(64 * 1024 - 4 * 4096))
-    done = call(*NIGHT[:2], str(small_disk), *NIGHT[3:])
-    assert done.exit_code == 3, done.output
+    done = call(*NIGHT[:2], small_disk, *NIGHT[3:], code=3)
     assert "the disk is full: cannot write to" in done.stderr
     assert "the night has no night.json: it is incomplete, red, and no baseline" in done.stderr
     assert not list(small_disk.glob(f"*/{store.NIGHT}"))
@@ -256,8 +246,7 @@ def test_a_disk_that_fills_up_ends_a_night_as_unknown_and_leaves_no_verdict(work
 def test_a_report_that_finds_no_room_is_named_and_the_night_is_not_called_lost(work, option):
     call(*NIGHT)
     assert list((work / "nights").glob(f"*/{store.NIGHT}"))
-    done = call("night", "--nights", NIGHT[2], f"--{option}", "/dev/full")
-    assert done.exit_code == 3, done.output
+    done = call("night", "--nights", NIGHT[2], f"--{option}", "/dev/full", code=3)
     assert f"--{option} /dev/full cannot be written: No space left on device" in done.stderr
     assert "the night itself is kept" in done.stderr
 
@@ -276,8 +265,7 @@ def test_a_night_without_the_gpu_it_asks_for_is_refused_at_once(work, monkeypatc
 def test_a_night_whose_gpu_is_taken_is_red_and_says_who_has_it(work, machine, monkeypatch):
     monkeypatch.setenv("EAGLECHECK_GPU_WAIT", "0")
     machine.say(cards=[used(70000)], apps=[card_user(os.getpid(), name="train.py", mib=70000)])
-    done = call(*NIGHT, "--device", "cuda")
-    assert done.exit_code == 3, done.output
+    done = call(*NIGHT, "--device", "cuda", code=3)
     assert "have no verdict: " in done.stdout
     assert "night RED (UNKNOWN): 4 cells" in done.stdout.splitlines()[-1]
 
@@ -289,8 +277,7 @@ def test_a_night_whose_gpu_is_taken_is_red_and_says_who_has_it(work, machine, mo
     "change", [{"seed": 8}, {"device": "cuda"}, {"git_head": "1" * 40}, {"source": "1" * 64}, {"of": 4}]
 )
 def test_shards_of_different_nights_are_not_put_together(work, change):
-    done = call("night", *shards(work / "one", 1), *shards(work / "other", 2, **change))
-    assert done.exit_code == 2
+    done = call("night", *shards(work / "one", 1), *shards(work / "other", 2, **change), code=2)
     assert "allowed: shards of one night" in done.stderr
 
 
@@ -310,8 +297,7 @@ def test_a_damaged_night_is_never_passed_over(work, name, damage, said):
     (path,) = work.glob(f"nights/*/{name}")
     damage(path)
     for command in (("night",), ("night", "nights"), ("matrix", "--nights", "nights", *ONE)):
-        done = call(*command)
-        assert done.exit_code == 2, done.output
+        done = call(*command, code=2)
         assert said in done.stderr.replace("\n", " ")
         assert f"nights/{path.parent.name}" in done.stderr
 
@@ -321,8 +307,7 @@ def test_a_red_night_in_the_store_is_not_what_the_next_one_is_compared_with(work
     red = nights.over(nights.night(nights.cell("eagle", nights.seen()), day=21))
     kept(work / "nights", green, red, nights.night(nights.cell(), day=28))
     (work / "known.toml").write_text("schema = 1\n")
-    done = call("night", "--known", "known.toml")
-    assert done.exit_code == 0, done.output
+    done = call("night", "--known", "known.toml", code=0)
     assert f"compared with: {green.plan.id}" in done.stdout
     assert "fixed: gone since the last night that ran these cells" in done.stdout
 
@@ -495,8 +480,7 @@ def test_a_night_that_never_finished_is_named_and_counts_for_nothing(work):
     store.begin(work / "nights", cut_off)
     kept(work / "nights", nights.night(nights.cell(), day=28))
     (work / "known.toml").write_text("schema = 1\n")
-    done = call("night", "--known", "known.toml")
-    assert done.exit_code == 0, done.output
+    done = call("night", "--known", "known.toml", code=0)
     assert f"an earlier night never finished, and counts for nothing: {cut_off.id}" in done.stdout
     assert "compared with: nothing, since there is no green night yet" in done.stdout
 
@@ -545,11 +529,10 @@ def test_artifacts_of_a_night_are_what_replay_takes_wherever_they_are_unpacked(w
         file.extractall(work / "elsewhere")
     shutil.rmtree(work / "part")
     shutil.rmtree(work / "runs")
-    done = call("night", "elsewhere", "--nights", "nights", "--json", "out.json")
-    assert done.exit_code == 1, done.output
+    call("night", "elsewhere", "--nights", "nights", "--json", "out.json", code=1)
     (group,) = json.loads((work / "out.json").read_text())["findings"]
     (merged,) = (work / "nights").iterdir()
-    replayed = call("replay", str(merged / group["reproducer"]))
+    replayed = call("replay", merged / group["reproducer"])
     assert "the engine ended with code 1 while booting" in replayed.output, "it got as far as starting the engine"
     assert replayed.exit_code == 3
 
@@ -558,8 +541,7 @@ def test_junit_counts_cells_and_fails_those_with_something_new(work):
     one = nights.night(nights.cell("eagle", nights.seen()), nights.cell("tree", nights.seen(nights.STOP)))
     kept(work / "nights", one)
     (work / "known.toml").write_text(KNOWN.replace("generated/*", "fixed/*"))
-    done = call("night", "--junit", "out.xml", "--known", "known.toml")
-    assert done.exit_code == 1
+    call("night", "--junit", "out.xml", "--known", "known.toml", code=1)
     root = ElementTree.parse(work / "out.xml").getroot()
     assert (root.get("tests"), root.get("failures"), root.get("errors")) == ("3", "1", "0")
     failed = {case.get("name"): case.find("failure") is not None for case in root.iter("testcase")}

@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from cases.meta import nights, pretended_engine, results
+from cases.meta.command_line import call
 from cases.meta.processes import survivors, tree
-from cases.meta.test_cli_bad_input import call
 from cases.meta.test_night_run import ByHand
 from harness.archive.store import WriteError
-from harness.cli import night_verdict, nightly
+from harness.cli import night as night_command
+from harness.cli import nightly
 from harness.contract.types import Outcome
 from harness.engines import envs
 from harness.engines.errors import EngineError
@@ -192,7 +193,7 @@ def work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(envs, "current", lambda: None)
-    for module in (nightly, night_verdict):
+    for module in (nightly, night_command):
         monkeypatch.setattr(module, "today", lambda: nights.TODAY)
     return tmp_path
 
@@ -222,8 +223,7 @@ def test_a_night_says_how_many_processes_drove_it_and_each_line_has_its_cell(wor
 def test_a_shard_may_be_driven_by_several_processes(work):
     pretended_engine.furnish(work / "home")
     for number, jobs in ((1, "2"), (2, "1")):
-        done = call(*NIGHT[:2], "shards", *NIGHT[3:], "--shard", f"{number}/2", "--jobs", jobs)
-        assert done.exit_code == 0, done.output
+        call(*NIGHT[:2], "shards", *NIGHT[3:], "--shard", f"{number}/2", "--jobs", jobs, code=0)
     assert call("night", "shards").exit_code == 3, "engines did not start"
     (merged,) = store.nights(work / "nights")
     assert (merged.plan.jobs, len(merged.night.cells), merged.night.faults) == (3, 4, ())

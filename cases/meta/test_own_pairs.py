@@ -13,18 +13,18 @@ import torch
 from safetensors.numpy import save_file
 
 from cases import checkpoints, fixed
-from cases.meta.test_cli_bad_input import call
+from cases.meta.command_line import call
 from harness.archive.records import RunManifest
 from harness.contract.requests import RequestSpec
 from harness.contract.settings import SpecConfig
 from harness.contract.usage import UsageError
-from harness.driving import file_digests
+from harness.driving import own_pair as own_pairs
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.checkpoint_files import read_checkpoint
 from harness.driving.own_pair import described, own_pair
 from harness.driving.refusals import check_pair
+from harness.driving.requests import sampling_of
 from harness.driving.results import hardly_agrees
-from harness.driving.sampling_params import sampling_of
 from reference.checkpoint import DamagedError, Weights
 
 
@@ -167,13 +167,13 @@ def test_facts_name_both_folders_with_their_digests_and_a_manifest_keeps_them(ti
 def test_a_digest_is_kept_until_the_file_changes(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.write_bytes(b"one")
-    first = file_digests.sha256_of(file)
-    monkeypatch.setattr(file_digests.plain_files, "sha256", lambda *_: pytest.fail("read again"))
-    assert file_digests.sha256_of(file) == first
+    first = own_pairs.sha256_of(file)
+    monkeypatch.setattr(own_pairs.plain_files, "sha256", lambda *_: pytest.fail("read again"))
+    assert own_pairs.sha256_of(file) == first
     monkeypatch.undo()
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
     file.write_bytes(b"other")
-    assert file_digests.sha256_of(file) != first
+    assert own_pairs.sha256_of(file) != first
 
 
 def judged(counts, steps=3):
@@ -277,7 +277,7 @@ def test_a_pair_of_a_kind_that_a_release_does_not_run_is_refused_before_its_boot
 def test_what_sglang_computes_on_a_gpu_alone_is_refused_on_a_cpu(folder, config, why):
     target = folder("target", {"lm_head.weight": (512, 64)}, **config)
     draft = folder("draft", {"fc.weight": (64, 128)})
-    done = call("run", "--target", str(target), "--draft", str(draft))
+    done = call("run", "--target", target, "--draft", draft)
     assert (done.exit_code, why in done.stderr, "--device cuda" in done.stderr) == (2, True, True)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from cases.meta import browser, handmade, nights, page_runs, results
 from harness.contract.types import Kind, Phase
-from harness.night.charts import trends_of
+from harness.night.trends import trends_of
 from reports.page import Beside, render_page
 from reports.reading import read_report
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cases.meta import nights, results
-from cases.meta.test_cli_bad_input import call
+from cases.meta.command_line import call
 from harness.contract.outputs import OutputError, writable
 from harness.engines.engine import Engine
 from harness.night import store
@@ -39,8 +39,7 @@ def test_no_folder_above_the_one_that_is_named_is_made(work, command):
     wrong = [("file/below", "Not a directory")]
     wrong += [("no/such/place", "there is no folder no/such")] * (command[-1] != "--runs")  # those of runs are made
     for named, why in wrong:
-        done = call(*command, named)
-        assert done.exit_code == 2, done.output
+        done = call(*command, named, code=2)
         assert f"cannot write to {named}: {why}\n  name another place:  {command[-1]} PATH" in done.stderr
     assert {path for path in work.iterdir() if path.name != "home"} == before
 
@@ -57,15 +56,14 @@ def test_a_folder_is_no_standard_output(work, command):
 
 def test_the_folder_itself_is_made(work):
     for option in ("--csv", "--parquet"):
-        assert call("report", "runs/latest", option, f"new{option}").exit_code == 0
+        call("report", "runs/latest", option, f"new{option}", code=0)
         assert (work / f"new{option}").is_dir()
     assert writable(work / "runs") == work / "runs"
     assert writable(work / "deep" / "er" / "runs").is_dir()
 
 
 def test_a_file_is_no_folder(work):
-    done = call("report", "runs/latest", "--csv", "file")
-    assert done.exit_code == 2
+    done = call("report", "runs/latest", "--csv", "file", code=2)
     assert "cannot write to file: it is a file" in done.stderr
     (work / "nowhere").symlink_to("gone")
     with pytest.raises(OutputError, match="it is not a folder"):
@@ -73,8 +71,7 @@ def test_a_file_is_no_folder(work):
 
 
 def test_where_kernels_are_kept_is_asked_before_they_are_compiled(work):
-    done = call("engines", "unpack", "file", "--warm", "--keep-kernels", "no/such/file")
-    assert done.exit_code == 2
+    done = call("engines", "unpack", "file", "--warm", "--keep-kernels", "no/such/file", code=2)
     assert "cannot write to no/such/file: there is no folder no/such" in done.stderr
 
 
@@ -91,7 +88,6 @@ LISTS = {
 @pytest.mark.parametrize("text", ["{},,", ",{}", "{}, ,{}"])
 def test_a_comma_that_stands_for_nothing_is_refused(work, option, text):
     command, name = LISTS[option]
-    done = call(*command, f"--{option}", text.format(name, name))
-    assert done.exit_code == 2, done.output
+    done = call(*command, f"--{option}", text.format(name, name), code=2)
     assert "empty entry beside a comma" in done.stderr
     assert f"--{option} {name}" in done.stderr

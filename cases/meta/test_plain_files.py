@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cases.meta import nights, results
-from cases.meta.test_cli_bad_input import call, made, place  # noqa: F401
+from cases.meta.command_line import call
+from cases.meta.test_cli_bad_input import made, place  # noqa: F401
 from cases.meta.test_digests import FAILING, OF_A_RUN, OF_A_SCENARIO
 from harness.archive.store import RunReader, StoreError
 from harness.contract import plain_files
@@ -77,11 +78,11 @@ def test_of_a_run(run, name, kind, tmp_path):
     case = next(run.glob("pr25015-*"))
     path = (case if "pr25015/" in name else run) / file
     ODD[kind](path)
-    refused(call("recheck", str(run)), path)
+    refused(call("recheck", run), path)
     if name not in OF_A_RUN:
-        refused(call("recheck", str(case)), path)
-    refused(call("report", str(run), "--html", str(tmp_path / "page.html")), path)
-    refused(call("diff", str(run), str(run)), path)
+        refused(call("recheck", case), path)
+    refused(call("report", run, "--html", tmp_path / "page.html"), path)
+    refused(call("diff", run, run), path)
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -96,8 +97,8 @@ def test_of_a_runs_events(run, kind):
 def test_of_a_reproducer(run, name, kind):
     reproducer = next((run / "reproducers").glob("pr25015-*"))
     ODD[kind](reproducer / name)
-    refused(call("replay", str(reproducer)), reproducer / name)
-    refused(call("bisect", "--case", str(reproducer), "--bad", "0.5.11", "--good", "0.5.13"), reproducer / name)
+    refused(call("replay", reproducer), reproducer / name)
+    refused(call("bisect", "--case", reproducer, "--bad", "0.5.11", "--good", "0.5.13"), reproducer / name)
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -107,10 +108,8 @@ def test_of_a_night(tmp_path, name, kind):
     store.finish(store.begin(tmp_path / "nights", night.plan), night)
     path = tmp_path / "nights" / night.plan.id / name
     ODD[kind](path)
-    refused(call("night", str(tmp_path / "nights"), "--nights", str(tmp_path / "kept")), path, code=2)
-    refused(
-        call("matrix", "--nights", str(tmp_path / "nights"), "--engines", "0.5.23", "--cases", "pr25015"), path, code=2
-    )
+    refused(call("night", tmp_path / "nights", "--nights", tmp_path / "kept"), path, code=2)
+    refused(call("matrix", "--nights", tmp_path / "nights", "--engines", "0.5.23", "--cases", "pr25015"), path, code=2)
 
 
 @pytest.mark.parametrize("kind", ["a named pipe", "a device", "a link to a folder"])
@@ -121,7 +120,7 @@ def test_of_a_nights_reproducer(tmp_path, kind):
     path = shard / "reproducers" / "one" / "tensors"
     path.parent.mkdir(parents=True)
     path.symlink_to("..") if kind == "a link to a folder" else ODD[kind](path)
-    done = call("night", str(tmp_path / "nights"), "--nights", str(tmp_path / "kept"))
+    done = call("night", tmp_path / "nights", "--nights", tmp_path / "kept")
     refused(done, path, code=2)
     assert kind in done.stderr
 
@@ -132,8 +131,7 @@ def test_of_a_nights_reproducer(tmp_path, kind):
 def test_of_a_pair(place, side, name, kind):  # noqa: F811
     path = place / "tiny" / side / name
     ODD[kind](path)
-    done = call("run", "--engine", "0.5.23", "--target", "tiny/target", "--draft", "tiny/draft")
-    assert done.exit_code == 2, done.output
+    done = call("run", "--engine", "0.5.23", "--target", "tiny/target", "--draft", "tiny/draft", code=2)
     assert f"--{side} tiny/{side}: {name} cannot be read: it is {kind}" in done.stderr.replace("\n", " ")
 
 

@@ -1,27 +1,23 @@
 """A recorded engine whose MTP layers read each other's output: the chained reference explains it, no other does."""
 
-from pathlib import Path
-
 import pytest
-import torch
 
-from cases.checkpoints import make
+from cases.meta.recorded import MTP
 from harness.archive.store import read_case
 from harness.checks.judge import judge
 from harness.contract.types import Outcome
 from harness.driving.oracle import Oracle
 
-torch.set_num_threads(1)
-RECORDED = Path(__file__).parents[1] / "recorded" / "mtp" / "chained-shared-0.5.23"
+RUN = MTP / "chained-shared-0.5.23"
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return make("mtp-chained", tmp_path_factory.mktemp("pairs"))
+def pair(made_pair):
+    return made_pair("mtp-chained")
 
 
 def judged(pair, *assumed, chained=True):
-    case = read_case(RECORDED)
+    case = read_case(RUN)
     oracle = Oracle(target=pair.target, draft=pair.draft, assumed=assumed).load()
     for _, head in oracle._models.values():
         head.chained = chained

@@ -5,15 +5,13 @@ import shutil
 
 import pytest
 from packaging.version import Version
-from typer.testing import CliRunner
 
 from cases import catalogue
-from cases.catalogue import CORPUS
+from cases.meta.command_line import call
+from cases.meta.recorded import GPU, RECORDED, gpu_run
 from harness.archive.again import run_again
 from harness.archive.store import read_case
-from harness.cli.main import app
 
-RECORDED = CORPUS.parent / "recorded" / "gpu"
 RELEASES = ("0.5.11", "0.5.12.post1", "0.5.13", "0.5.17")
 FIRST_REVERT = Version("0.5.13")
 #: What each bug shows first, by the words of its issue: positions one ahead; the target's guess in a chunk's tail.
@@ -34,16 +32,12 @@ CELLS = [
 ]
 
 
-def folder_of(case, release, mode, revert):
-    return RECORDED / f"{case}-{release}-{mode}{'-reverted' if revert else ''}"
-
-
 @pytest.fixture
 def recorded(tmp_path):
     """A recorded run, copied."""
 
     def copy(*cell):
-        return shutil.copytree(folder_of(*cell), tmp_path / folder_of(*cell).name)
+        return shutil.copytree(gpu_run(*cell), tmp_path / gpu_run(*cell).name)
 
     return copy
 
@@ -51,7 +45,7 @@ def recorded(tmp_path):
 def recheck(place, *options):
     """Exit code and the JSON of `eaglecheck recheck`."""
     out = place.parent / "again.json"
-    done = CliRunner().invoke(app, ["recheck", str(place), "--json", str(out), *options])
+    done = call("recheck", place, "--json", out, *options)
     assert out.is_file(), done.output
     return done.exit_code, json.loads(out.read_text())
 
@@ -65,7 +59,7 @@ def expected_roots(case, release, mode, revert):
     return roots
 
 
-@pytest.mark.parametrize("folder", sorted(RECORDED.parent.glob("*/*")), ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", sorted(RECORDED.glob("*/*")), ids=lambda folder: folder.name)
 def test_a_recorded_run_is_of_the_scenario_that_lies_beside_it(folder):
     """Fields with defaults are added to scenarios in time, and must not change who they are."""
     stored = read_case(folder)
@@ -73,10 +67,10 @@ def test_a_recorded_run_is_of_the_scenario_that_lies_beside_it(folder):
 
 
 def test_every_cell_is_recorded():
-    assert {path.name for path in RECORDED.iterdir()} == {folder_of(*cell).name for cell in CELLS}
+    assert {path.name for path in GPU.iterdir()} == {gpu_run(*cell).name for cell in CELLS}
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: folder_of(*cell).name)
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: gpu_run(*cell).name)
 def test_a_recorded_run_still_shows_what_its_window_says(cell, recorded):
     code, document = recheck(recorded(*cell))
     roots = {found["signature"] for found in document["findings"] if found["consequence_of"] in (None, "")}
@@ -88,10 +82,10 @@ def test_a_recorded_run_still_shows_what_its_window_says(cell, recorded):
     assert document["scenarios"][0]["text_identical"] is True
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: folder_of(*cell).name)
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: gpu_run(*cell).name)
 def test_a_recorded_run_ran_as_its_name_says(cell):
     case, release, mode, _ = cell
-    trace = read_case(folder_of(*cell)).engine
+    trace = read_case(gpu_run(*cell)).engine
     said = [trace.header[name] for name in ("release", "device", "dtype", "hooks_missing")]
     assert said == [release, "cuda", "float16", []]
     decodes = [record for record in trace.rounds if record.mode == "DECODE"]
@@ -100,11 +94,11 @@ def test_a_recorded_run_ran_as_its_name_says(cell):
     for record in decodes:
         assert (phases <= set(record.graphs)) == (mode == "graphs")
         assert all(size >= len(record.rids) for size in record.graphs.values())
-    assert run_again(folder_of(*cell)).startswith(f"eaglecheck run --engine {release} --device cuda ")
+    assert run_again(gpu_run(*cell)).startswith(f"eaglecheck run --engine {release} --device cuda ")
 
 
 def test_positions_of_the_graph_bug_were_seen_inside_the_graph():
-    trace = read_case(folder_of("pr25015", "0.5.13", "graphs", True)).engine
+    trace = read_case(gpu_run("pr25015", "0.5.13", "graphs", True)).engine
     rows = trace.rows
     drafts = rows.strings["phase"] == "DRAFT"
     graphs = {record.index for record in trace.rounds if "DRAFT" in record.graphs}

@@ -2,33 +2,29 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-import torch
 
-from cases.checkpoints import make
+from cases.meta.recorded import RECURRENT
+from cases.meta.speculating import answered
 from harness.archive.store import read_case
 from harness.checks.judge import judge
-from harness.driving.oracle import Oracle
 
-torch.set_num_threads(1)
-RECORDED = Path(__file__).parents[1] / "recorded" / "recurrent" / "goes-on-0.5.23"
+RUN = RECURRENT / "goes-on-0.5.23"
 
 
 @pytest.fixture(scope="module")
 def case():
-    return read_case(RECORDED)
+    return read_case(RUN)
 
 
 @pytest.fixture(scope="module")
-def answered(case, tmp_path_factory):
-    pair = make("hybrid-tiny", tmp_path_factory.mktemp("pairs"))
-    return Oracle(target=pair.target, draft=pair.draft).load().answer(case.scenario, case.engine)
+def known(case, made_pair):
+    return answered(made_pair("hybrid-tiny"), case.scenario, case.engine)
 
 
-def test_every_state_is_right_and_what_is_wrong_is_the_drafts_row_at_a_prefix_end(case, answered):
-    verdict, divergences = judge(case.scenario, case.engine, answered)
+def test_every_state_is_right_and_what_is_wrong_is_the_drafts_row_at_a_prefix_end(case, known):
+    verdict, divergences = judge(case.scenario, case.engine, known)
     roots = {found.signature for found in divergences if not found.cause}
     assert roots == {"NUMERIC:extend:DRAFT_PREFILL:hidden_out-off"}, "F-095"
     assert {found.key.rid for found in divergences} == {"b", "c"}, "nobody was there before a"
@@ -38,14 +34,14 @@ def test_every_state_is_right_and_what_is_wrong_is_the_drafts_row_at_a_prefix_en
 
 
 @pytest.mark.parametrize("part", ["state", "conv"])
-def test_a_verify_that_commits_nothing_leaves_the_state_of_a_shorter_text(case, answered, part):
+def test_a_verify_that_commits_nothing_leaves_the_state_of_a_shorter_text(case, known, part):
     own = [event for event in states(case.engine) if event.data["rids"] == ["a"] and event.data["phase"] == "VERIFY"]
     stale = {id(event): before.data[part] for before, event in pairwise(own)}
     events = tuple(
         replace(event, data=event.data | {part: stale[id(event)]}) if id(event) in stale else event
         for event in case.engine.events
     )
-    _, divergences = judge(case.scenario, replace(case.engine, events=events), answered)
+    _, divergences = judge(case.scenario, replace(case.engine, events=events), known)
     found = {(one.key.committed, one.hint) for one in divergences if one.kind == "STATE"}
     assert found == {(event.data["committed"][0], "token-late") for event in own[1:]}
 

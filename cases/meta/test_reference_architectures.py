@@ -12,8 +12,6 @@ import torch
 from cases.meta.published import FAMILIES, VOCAB, make_target
 from reference.pairs import paper_target
 
-torch.set_num_threads(1)
-
 ROWS = 70
 
 

@@ -10,8 +10,6 @@ from reference.draft import Forced, Reading, draft
 from reference.eagle1 import DraftHead
 from reference.pairs import paper_target as load_llama
 
-torch.set_num_threads(1)
-
 SHAPES = [(1, 1), (1, 3), (3, 1), (2, 2), (3, 3), (4, 2)]
 
 

@@ -8,8 +8,6 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 from reference.attention import Sight
 from reference.delta import DeltaMixer, DeltaSizes
 
-torch.set_num_threads(1)
-
 HIDDEN = 24
 #: A row's place is in the order of the rows.
 POSITIONS = torch.empty(0)

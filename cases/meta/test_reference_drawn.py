@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-import torch
 
 from cases.checkpoints import make
-from cases.meta.handmade import lone_part
+from cases.meta.batches import lone_part
 from harness.contract.rows import RowBuilder
 from harness.contract.settings import SpecConfig
 from harness.contract.trace import Trace
@@ -17,7 +16,6 @@ from reference.pairs import load_pair
 from reference.rows import Writer
 from reference.timeline import RequestTimeline
 
-torch.set_num_threads(1)
 TEXT = [5, 17, 130, 42, 9, 77]
 CHAIN = {
     "eagle-tiny": (HeadDrafts, SpecConfig()),

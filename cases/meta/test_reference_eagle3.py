@@ -23,8 +23,6 @@ from reference.keys import Keys
 from reference.pairs import load_head
 from reference.pairs import paper_target as load_llama
 
-torch.set_num_threads(1)
-
 CLOSE = 2e-5
 PAIRS = sorted(
     name
@@ -34,19 +32,14 @@ PAIRS = sorted(
 )
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.mktemp("pairs")
-
-
 @pytest.fixture(scope="module", params=PAIRS)
-def pair(request, root):
-    return make(request.param, root)
+def pair(request, made_pair):
+    return made_pair(request.param)
 
 
 @pytest.fixture
-def tiny(root):
-    return make("eagle3-tiny", root)
+def tiny(made_pair):
+    return made_pair("eagle3-tiny")
 
 
 class MidLayer(nn.Module):

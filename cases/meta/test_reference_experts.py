@@ -34,8 +34,6 @@ from reference import mixtures
 from reference.checkpoint import CheckpointError
 from reference.experts import Experts, Router, Routing
 
-torch.set_num_threads(1)
-
 HIDDEN, WIDTH, ROWS = 24, 12, 40
 CLOSE = 1e-6
 

@@ -10,9 +10,10 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import linear
 
 from cases.checkpoints import make
+from cases.meta.handmade import asking
+from cases.meta.sessions import SPECS, assert_same_rows, request_of
 from cases.meta.speculating import FreeSession
 from cases.meta.test_footprint import peak_of
-from cases.meta.test_reference_session import SPECS, assert_same_rows, request_of, scenario_of
 from harness.contract.requests import RequestSpec
 from harness.driving.checkpoint_files import read_checkpoint
 from harness.driving.footprint import footprint
@@ -23,8 +24,6 @@ from reference.hf_module import _taken_over
 from reference.hf_target import HfTarget
 from reference.pairs import load_pair, load_target
 from reference.pairs import paper_target as load_llama
-
-torch.set_num_threads(1)
 
 SIZES = {
     "vocab_size": 97,
@@ -208,7 +207,7 @@ def test_a_request_has_the_same_rows_whoever_provides_its_target(tmp_path, spec)
     traces = [session.speculate(request, chunk=9) for session in sessions]
     assert_same_rows(*traces)
     assert [trace.header["providers"]["target"] for trace in traces] == ["paper", "transformers"]
-    assert_same_rows(sessions[1].replay(scenario_of(spec, request), traces[0]), traces[0])
+    assert_same_rows(sessions[1].replay(asking(request, spec=spec), traces[0]), traces[0])
 
 
 @pytest.mark.parametrize("prompt", [100, 600])
@@ -216,7 +215,7 @@ def test_the_memory_that_is_said_for_whole_sequences_is_kept(tmp_path, prompt):
     written(tmp_path / "target", "Olmo2", **OTHERS["Olmo2"] | {"max_position_embeddings": 1024})
     folders = [tmp_path / "target", eagle1(tmp_path / "draft")]
     request = RequestSpec(rid="a", input_ids=tuple(3 + i % 90 for i in range(prompt)), max_new_tokens=8)
-    scenario = scenario_of(SPECS[0], request)
+    scenario = asking(request, spec=SPECS[0])
     files = [read_checkpoint(f"--{name}", folder) for name, folder in zip(("target", "draft"), folders, strict=True)]
     session = FreeSession(*load_pair(*folders), SPECS[0])
     trace = session.speculate(request)

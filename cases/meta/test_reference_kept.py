@@ -136,9 +136,9 @@ def test_chunks_single_tokens_and_branches_over_kept_rows_are_whole_sequences(mo
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_made_on_another_device_than_the_models(root, name):
+def test_nothing_is_made_on_another_device_than_the_models(made_pair, name):
     """A tensor that is made without saying where would be on "meta" here, and meet one that is not."""
-    pair = make(name, root)
+    pair = made_pair(name)
     _, head = load_pair(pair.target, pair.draft)
     spec = SpecConfig.model_validate(
         {"algorithm": head.algorithm, "num_steps": 2, "eagle_topk": 1, "num_draft_tokens": 3}
@@ -153,8 +153,8 @@ def test_nothing_is_made_on_another_device_than_the_models(root, name):
 
 @pytest.mark.parametrize("name", NAMES)
 @torch.inference_mode()
-def test_weights_are_held_once_and_each_view_computes_in_its_own_dtype(root, name):
-    pair = make(name, root)
+def test_weights_are_held_once_and_each_view_computes_in_its_own_dtype(made_pair, name):
+    pair = made_pair(name)
     target, head = load_pair(pair.target, pair.draft, held=torch.bfloat16)
     narrow = head.computing(torch.bfloat16)
     assert narrow.target.embedding.data_ptr() == target.embedding.data_ptr()

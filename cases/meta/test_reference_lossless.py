@@ -7,9 +7,8 @@ import torch
 
 from cases.checkpoints import make_recipe
 from cases.fixed import tokens as random_tokens
+from cases.meta.sessions import SPEC_IDS, SPECS
 from cases.meta.speculating import FreeSession
-from cases.meta.test_reference_session import SPEC_IDS, SPECS
-from cases.meta.test_reference_session import tiny as tiny
 from cases.recipes import Recipe
 from harness.contract.requests import RequestSpec
 from harness.contract.settings import SpecConfig
@@ -18,8 +17,6 @@ from reference.eagle1 import DraftHead
 from reference.pairs import paper_target as load_llama
 from reference.tree import build_tree, with_depths
 from reference.verify import greedy_walk, verify
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +86,8 @@ def test_thousands_of_random_trees_are_lossless_under_any_target():
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=SPEC_IDS)
-def test_free_running_speculation_writes_the_text_of_plain_generation(tiny, spec):
-    session = FreeSession(tiny.target, tiny, spec)
+def test_free_running_speculation_writes_the_text_of_plain_generation(eagle_head, spec):
+    session = FreeSession(eagle_head.target, eagle_head, spec)
     rng = random.Random(6)
     for index in range(5):
         plain = _request(rng)
@@ -106,12 +103,12 @@ def test_free_running_speculation_writes_the_text_of_plain_generation(tiny, spec
         assert (end.reason, list(end.output_ids)) == ("stop", expected), index
 
 
-def test_margins_are_the_distance_to_the_next_best_token(tiny):
-    session = FreeSession(tiny.target, tiny, SPECS[0])
+def test_margins_are_the_distance_to_the_next_best_token(eagle_head):
+    session = FreeSession(eagle_head.target, eagle_head, SPECS[0])
     made = session.generate_with_margins([5, 6, 7], 6)
     text = [5, 6, 7, *made.tokens]
     for index, margin in enumerate(made.margins):
-        logits = tiny.target.logits(tiny.target.forward(torch.tensor(text[: 3 + index])))[-1]
+        logits = eagle_head.target.logits(eagle_head.target.forward(torch.tensor(text[: 3 + index])))[-1]
         others = torch.cat((logits[: made.tokens[index]], logits[made.tokens[index] + 1 :]))
         assert margin == pytest.approx(float(logits[made.tokens[index]] - others.max()), abs=1e-5)
         assert margin > 0
@@ -127,8 +124,8 @@ def test_a_batch_of_trees_answers_as_each_path_alone(small):
         assert torch.allclose(hidden, alone, rtol=0, atol=1e-5)
 
 
-def test_confirmed_text_is_the_generated_text_and_a_wrong_claim_changes_nothing(tiny):
-    session = FreeSession(tiny.target, tiny, SpecConfig())
+def test_confirmed_text_is_the_generated_text_and_a_wrong_claim_changes_nothing(eagle_head):
+    session = FreeSession(eagle_head.target, eagle_head, SpecConfig())
     for seed, length in enumerate((1, 7, 40)):
         prompt = random_tokens(seed=seed, length=length)
         text = session.generate_with_margins(prompt, 20)
@@ -145,6 +142,6 @@ def test_confirmed_text_is_the_generated_text_and_a_wrong_claim_changes_nothing(
             assert max(abs(a - b) for a, b in zip(went_on.margins, text.margins, strict=True)) < 1e-4
         stop = text.tokens[5]
         ended = text.tokens[: text.tokens.index(stop) + 1]
-        for claim in ((), text.tokens, (*text.tokens[:3], tiny.target.vocab), text.tokens[:4] * 9):
+        for claim in ((), text.tokens, (*text.tokens[:3], eagle_head.target.vocab), text.tokens[:4] * 9):
             assert session.generate_with_margins(prompt, 20, claim=claim).tokens == text.tokens
             assert session.generate_with_margins(prompt, 20, (stop,), claim=claim).tokens == ended

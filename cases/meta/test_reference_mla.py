@@ -12,15 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3ForCausalLM, DeepseekV32ForCausalLM
 
-from cases.checkpoints import make
 from cases.meta.test_reference_model import assert_like_hf, tokens_of
 from harness.defects.draft_attention import UnseenRound
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError
 from reference.draft import Forced, Reading, draft
 from reference.pairs import load_pair, load_target
-
-torch.set_num_threads(1)
 
 #: YaRN stretches all positions alike, so a longer text would show nothing but the rounding of HF's angles.
 LENGTH = 64
@@ -30,8 +27,8 @@ DOUBLE = torch.float64  # logits of this pair are larger than most, and HF rotat
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return make("mla-tiny", tmp_path_factory.mktemp("pairs"))
+def pair(made_pair):
+    return made_pair("mla-tiny")
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, LENGTH])

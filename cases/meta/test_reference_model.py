@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from cases.checkpoints import make
 from cases.hybrid_weights import HybridRecipe
 from cases.mamba_weights import MambaRecipe
 from cases.mla_weights import LatentRecipe
@@ -21,15 +20,8 @@ from reference.checkpoint import CheckpointError
 from reference.eagle1 import DraftHead
 from reference.pairs import paper_target as load_llama
 
-torch.set_num_threads(1)
-
 #: The limit the issue sets for float32 logits and hidden states.
 CLOSE = 1e-5
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.mktemp("pairs")
 
 
 #: EAGLE-1 pairs whose target is a Llama or Qwen3; latent attention, recurrent states and trained pairs have test files
@@ -42,8 +34,8 @@ PLAIN = [
 
 
 @pytest.fixture(scope="module", params=PLAIN)
-def pair(request, root):
-    return make(request.param, root)
+def pair(request, made_pair):
+    return made_pair(request.param)
 
 
 def tokens_of(length, vocab, seed=0):

@@ -24,8 +24,8 @@ from transformers.models.step3p7.modeling_step3p7 import (
 )
 
 from cases.checkpoints import make_recipe
+from cases.meta.sessions import stopped
 from cases.meta.speculating import FreeSession
-from cases.meta.test_reference_session import stopped
 from cases.mtp_weights import MtpRecipe
 from cases.pairs import RECIPES
 from harness.checks.evidence import gather
@@ -40,8 +40,6 @@ from reference.checkpoint import CheckpointError
 from reference.departures import ReadsOtherwise
 from reference.pairs import load_pair
 from reference.windows import Reads, Window, read_depths
-
-torch.set_num_threads(1)
 
 CLOSE = {"mimo": 5e-5, "windowed": 5e-5, "step": 1e-4}
 PROMPT = tuple(torch.randint(500, (17,), generator=torch.Generator().manual_seed(7)).tolist())
@@ -61,7 +59,7 @@ def pairs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def sessions(pairs):
     spec = SpecConfig(algorithm="MTP", num_steps=K, num_draft_tokens=K + 1)
-    return {kind: FreeSession(*load_pair(pair.target, pair.draft), spec) for kind, pair in pairs.items()}
+    return {kind: FreeSession.of(pair, spec) for kind, pair in pairs.items()}
 
 
 @pytest.fixture(scope="module")

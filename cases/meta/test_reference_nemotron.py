@@ -8,15 +8,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from cases.checkpoints import make
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError
 from reference.pairs import load_pair, paper_target
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make("hybrid-mamba", tmp_path_factory.mktemp("pairs")).target
+def folder(made_pair):
+    return made_pair("hybrid-mamba").target
 
 
 @pytest.mark.parametrize(
@@ -50,8 +49,8 @@ def test_layers_are_named_in_a_list_too(folder, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def with_experts(tmp_path_factory):
-    return make("hybrid-mamba-next", tmp_path_factory.mktemp("pairs")).target
+def with_experts(made_pair):
+    return made_pair("hybrid-mamba-next").target
 
 
 def test_experts_in_a_narrower_space_are_refused(with_experts, tmp_path):

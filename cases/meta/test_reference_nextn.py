@@ -13,8 +13,6 @@ from reference.attention import Sight
 from reference.checkpoint import CheckpointError
 from reference.pairs import load_mixed, load_pair, load_target
 
-torch.set_num_threads(1)
-
 CLOSE = 2e-5  # Hugging Face rotates and routes in float32
 ROWS = 60
 

@@ -19,7 +19,7 @@ from harness.contract.usage import UsageError
 from harness.driving import runner
 from harness.driving.oracle import Oracle
 from harness.driving.own_pair import own_pair
-from harness.driving.place import CPU, Place
+from harness.driving.plan import CPU, Place
 
 SCENARIO = Scenario(
     name="x",

@@ -6,14 +6,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cases.boots import BY_NAME
-from cases.checkpoints import make
-from cases.fixed import DRAIN, request, submit
+from cases.fixed import request
+from cases.meta.handmade import asking
 from cases.meta.speculating import FreeSession
 from harness.both_sides.projections import OF_A_HEAD, OF_A_ROW, weights
-from harness.contract.scenario import Scenario
-from reference.pairs import load_pair
 
-torch.set_num_threads(1)
 #: Of values up to 20: HF computes states in float32 and in chunks.
 GREATEST = 2e-4
 
@@ -24,22 +21,15 @@ def boot(request):
 
 
 @pytest.fixture(scope="module")
-def pair(boot, tmp_path_factory):
-    return make(boot.checkpoint, tmp_path_factory.mktemp("pairs"))
+def pair(boot, made_pair):
+    return made_pair(boot.checkpoint)
 
 
 @pytest.fixture(scope="module")
 def replayed(pair, request_of, boot):
     """A free run as an engine's, and what the reference says of it."""
-    scenario = Scenario(
-        name="alone",
-        checkpoint=boot.checkpoint,
-        spec=boot.spec,
-        engine=boot.engine,
-        requests=(request_of,),
-        script=(submit("a"), DRAIN),
-    )
-    session = FreeSession(*load_pair(pair.target, pair.draft), boot.spec)
+    scenario = asking(request_of, checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine)
+    session = FreeSession.of(pair, boot.spec)
     ran = session.speculate(request_of, chunk=8)
     return ran, session.replay(scenario, ran)
 

@@ -7,105 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from cases.checkpoints import make
+from cases.meta.handmade import asking
+from cases.meta.sessions import SPEC_IDS, SPECS, assert_same_rows, by_key, edited, request_of, run, stopped
 from cases.meta.speculating import FreeSession
 from harness.checks.evidence import gather
 from harness.checks.inputs import check_inputs
-from harness.contract.requests import RequestSpec
-from harness.contract.rows import FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, RowBuilder
-from harness.contract.scenario import Scenario
-from harness.contract.script import Op
+from harness.contract.rows import RowBuilder
 from harness.contract.settings import SpecConfig
 from harness.contract.trace import RequestEnd, Trace
-from reference.eagle1 import DraftHead
-from reference.pairs import paper_target as load_llama
-
-torch.set_num_threads(1)
-
-SPECS = [
-    SpecConfig(num_steps=3, eagle_topk=1, num_draft_tokens=4),
-    SpecConfig(num_steps=1, eagle_topk=1, num_draft_tokens=2),
-    SpecConfig(num_steps=3, eagle_topk=3, num_draft_tokens=8),
-    SpecConfig(num_steps=2, eagle_topk=4, num_draft_tokens=5),
-]
-SPEC_IDS = [f"k{spec.num_steps}t{spec.eagle_topk}n{spec.num_draft_tokens}" for spec in SPECS]
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    pair = make("eagle-tiny", tmp_path_factory.mktemp("pairs"))
-    return DraftHead.load(pair.draft, load_llama(pair.target))
-
-
-def request_of(rng, vocab=510, *, rid="r0", longest=40, new=12, **more):
-    prompt = tuple(rng.randrange(vocab) for _ in range(rng.randint(1, longest)))
-    return RequestSpec(rid=rid, input_ids=prompt, max_new_tokens=new, **more)
-
-
-def scenario_of(spec, *requests):
-    submit = Op(kind="submit", rids=tuple(request.rid for request in requests))
-    return Scenario(name="hand-made", spec=spec, requests=requests, script=(submit, Op(kind="drain", count=200)))
-
-
-def run(head, spec, seed=0, **more):
-    """A session, one request, and its free-running trace, which stands in for an engine's."""
-    session = FreeSession(head.target, head, spec)
-    request = request_of(random.Random(seed), **more)
-    return session, request, session.speculate(request, chunk=7)
-
-
-def stopped(trace):
-    """What the reference could not follow."""
-    return list(trace.named("reference_stopped"))
-
-
-def by_key(trace):
-    keys = [trace.rows.key(i) for i in range(len(trace.rows))]
-    assert len(set(keys)) == len(keys), "a key must not repeat"
-    return dict(zip(keys, range(len(keys)), strict=True))
-
-
-def edited(trace, keep=lambda rows, i: True, change=lambda rows, i, values: None):
-    """A copy of a trace with rows left out or changed in place."""
-    rows, builder = trace.rows, RowBuilder()
-    for i in range(len(rows)):
-        if keep(rows, i):
-            columns = (rows.ints, rows.strings, rows.floats, rows.lists)
-            values = {name: column[i] for group in columns for name, column in group.items()}
-            change(rows, i, values)
-            builder.add(**values)
-    return replace(trace, rows=builder.build())
-
-
-def assert_same_rows(mine, other, *, but=()):
-    """Every key on both sides, every integer equal, every float close."""
-    a, b = by_key(mine), by_key(other)
-    assert a.keys() == b.keys()
-    for key in a:
-        i, j = a[key], b[key]
-        for name in INT_COLUMNS:
-            if name.startswith("hidden_"):
-                assert_same_hidden(mine, other, name, i, j)
-            elif name not in but:
-                assert mine.rows.ints[name][i] == other.rows.ints[name][j], (key, name)
-        for name in FLOAT_COLUMNS:
-            np.testing.assert_allclose(mine.rows.floats[name][i], other.rows.floats[name][j], atol=1e-4)
-        for name in LIST_COLUMNS:
-            np.testing.assert_allclose(mine.rows.lists[name][i], other.rows.lists[name][j], atol=1e-4, err_msg=name)
-
-
-def assert_same_hidden(mine, other, name, i, j):
-    phase = mine.rows.strings["phase"][i]
-    x, y = int(mine.rows.ints[name][i]), int(other.rows.ints[name][j])
-    assert (x < 0) == (y < 0)
-    if x >= 0:
-        a, b = mine.tensors[f"{name}.{phase}"][x], other.tensors[f"{name}.{phase}"][y]
-        np.testing.assert_allclose(a, b, atol=1e-4)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=SPEC_IDS)
-def test_rows_keep_the_contract_of_positions_inputs_and_shapes(tiny, spec):
-    _, request, trace = run(tiny, spec, seed=1, longest=30)
+def test_rows_keep_the_contract_of_positions_inputs_and_shapes(eagle_head, spec):
+    _, request, trace = run(eagle_head, spec, seed=1, longest=30)
     first_chosen = [i for i in range(len(trace.rows)) if trace.rows.strings["phase"][i] == "PREFILL"][-1]
     full = [*request.input_ids, int(trace.rows.lists["chosen_ids"][first_chosen][0])]
     by = by_key(trace)
@@ -144,9 +58,9 @@ def test_rows_keep_the_contract_of_positions_inputs_and_shapes(tiny, spec):
         assert tuple(counts.values()) == expected
 
 
-def test_hidden_states_link_the_phases(tiny):
+def test_hidden_states_link_the_phases(eagle_head):
     """What the target said of a token is what the draft is handed for it, in a chunk and after a verify."""
-    _, _, trace = run(tiny, SPECS[2], seed=2)
+    _, _, trace = run(eagle_head, SPECS[2], seed=2)
     by = by_key(trace)
 
     def hidden(name, i):
@@ -164,31 +78,31 @@ def test_hidden_states_link_the_phases(tiny):
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=SPEC_IDS)
-def test_replaying_its_own_speculation_gives_the_same_rows(tiny, spec):
+def test_replaying_its_own_speculation_gives_the_same_rows(eagle_head, spec):
     for seed in range(3):
-        session, request, trace = run(tiny, spec, seed=seed)
-        replayed = session.replay(scenario_of(spec, request), trace)
+        session, request, trace = run(eagle_head, spec, seed=seed)
+        replayed = session.replay(asking(request, spec=spec), trace)
         assert_same_rows(replayed, trace)
         assert not stopped(replayed)
         assert replayed.side == "reference"
 
 
-def test_replay_reads_no_positions_hidden_states_logits_or_slots(tiny):
+def test_replay_reads_no_positions_hidden_states_logits_or_slots(eagle_head):
     spec = SPECS[2]
-    session, request, trace = run(tiny, spec)
+    session, request, trace = run(eagle_head, spec)
 
     def spoil(rows, i, values):
         values |= {"position": 77, "cache_slot": 5, "hidden_in": 3, "hidden_out": 2, "lse": 1.0, "committed": 0}
         values |= {"top_ids": [1], "top_logits": [9.0], "chosen_probs": [0.5]}
 
     spoiled = replace(edited(trace, change=spoil), tensors={})
-    assert_same_rows(session.replay(scenario_of(spec, request), spoiled), trace)
+    assert_same_rows(session.replay(asking(request, spec=spec), spoiled), trace)
 
 
-def test_one_odd_proposal_is_one_difference_and_no_cascade(tiny):
+def test_one_odd_proposal_is_one_difference_and_no_cascade(eagle_head):
     """An engine that proposes a second-best token once, and goes on from it, differs in that row's choice alone."""
     spec, odd = SPECS[0], 3
-    session, request, trace = run(tiny, spec, seed=3, new=20)
+    session, request, trace = run(eagle_head, spec, seed=3, new=20)
     c = [record.starts[0] for record in trace.rounds if record.mode == "DECODE"][1]
 
     def propose(rows, i, values):
@@ -199,7 +113,7 @@ def test_one_odd_proposal_is_one_difference_and_no_cascade(tiny):
             values["input_id"] = odd
 
     engine = edited(trace, change=propose)
-    replayed = session.replay(scenario_of(spec, request), engine)
+    replayed = session.replay(asking(request, spec=spec), engine)
     theirs, mine = by_key(engine), by_key(replayed)
     different = {
         (key.phase, key.step, name)
@@ -224,17 +138,17 @@ def second_round(trace):
     return second.starts[0], first.starts[0], first.lens[0] - 1
 
 
-def test_first_proposals_are_taken_from_the_round_before(tiny):
+def test_first_proposals_are_taken_from_the_round_before(eagle_head):
     """What an engine proposed after its last verify is what its next round must feed and verify."""
     spec, odd = SPECS[2], (3, 301, 77)
-    session, request, trace = run(tiny, spec, seed=3, new=20)
+    session, request, trace = run(eagle_head, spec, seed=3, new=20)
     c, before, slot = second_round(trace)
 
     def propose(rows, i, values):
         if (values["phase"], values["committed"], values["slot"]) == ("EXTEND", before, slot):
             values["chosen_ids"] = list(odd)
 
-    replayed = session.replay(scenario_of(spec, request), edited(trace, change=propose))
+    replayed = session.replay(asking(request, spec=spec), edited(trace, change=propose))
     by = by_key(replayed)
     (root,) = [key for key in by if key.committed == c and key.phase == "VERIFY" and key.slot == 0]
     fed = {
@@ -245,38 +159,38 @@ def test_first_proposals_are_taken_from_the_round_before(tiny):
     assert tuple(replayed.rows.lists["chosen_ids"][by[last]]) != odd, "the reference keeps its own opinion"
 
 
-def test_a_wrong_tree_node_is_named_and_its_answer_is_still_comparable(tiny):
+def test_a_wrong_tree_node_is_named_and_its_answer_is_still_comparable(eagle_head):
     """The node should have been another token, but target outputs answer what the engine really verified."""
     spec, odd = SPECS[0], 3
-    session, request, trace = run(tiny, spec, seed=3, new=20)
+    session, request, trace = run(eagle_head, spec, seed=3, new=20)
     c, _, _ = second_round(trace)
 
     def misplace(rows, i, values):
         if (values["phase"], values["committed"], values["slot"]) == ("VERIFY", c, 2):
             values["input_id"] = odd
 
-    replayed = session.replay(scenario_of(spec, request), edited(trace, change=misplace))
+    replayed = session.replay(asking(request, spec=spec), edited(trace, change=misplace))
     right, mine = by_key(trace), by_key(replayed)
     (key,) = [key for key in mine if (key.phase, key.committed, key.slot) == ("VERIFY", c, 2)]
     assert replayed.rows.ints["input_id"][mine[key]] == trace.rows.ints["input_id"][right[key]] != odd
     root, first = (int(trace.rows.ints["input_id"][right[replace(key, slot=s)]]) for s in (0, 1))
     text = [*request.input_ids, *trace.ends[0].output_ids][:c]
-    alone = tiny.target.forward(torch.tensor([*text, root, first, odd]))[-1]
+    alone = eagle_head.target.forward(torch.tensor([*text, root, first, odd]))[-1]
     row = replayed.rows.ints["hidden_out"][mine[key]]
     np.testing.assert_allclose(replayed.tensors["hidden_out.VERIFY"][row], alone, atol=1e-4)
 
 
-def test_the_walk_follows_the_engines_own_choices(tiny):
+def test_the_walk_follows_the_engines_own_choices(eagle_head):
     """A target choice that went the other way in a tie is judged in its VERIFY row and not again in the walk."""
     spec, odd = SPECS[0], 3
-    session, request, trace = run(tiny, spec, seed=3, new=20)
+    session, request, trace = run(eagle_head, spec, seed=3, new=20)
     c, _, _ = second_round(trace)
 
     def choose(rows, i, values):
         if (values["phase"], values["committed"], values["slot"]) == ("VERIFY", c, 0):
             values["chosen_ids"] = [odd]
 
-    replayed = session.replay(scenario_of(spec, request), edited(trace, change=choose))
+    replayed = session.replay(asking(request, spec=spec), edited(trace, change=choose))
     walked = [i for key, i in by_key(replayed).items() if (key.phase, key.committed) == ("ACCEPT", c)]
     assert [int(replayed.rows.ints["input_id"][i]) for i in walked] == [odd]
     (root,) = [i for key, i in by_key(replayed).items() if (key.phase, key.committed, key.slot) == ("VERIFY", c, 0)]
@@ -317,16 +231,16 @@ def two_requests(head, spec):
     session, rng = FreeSession(head.target, head, spec), random.Random(8)
     requests = [request_of(rng, rid=rid) for rid in ("a", "b")]
     engine = merged(*(session.speculate(request, chunk=9) for request in requests))
-    return session, scenario_of(spec, *requests), engine
+    return session, asking(*requests, spec=spec), engine
 
 
-def test_requests_are_replayed_each_as_if_alone(tiny):
-    session, scenario, engine = two_requests(tiny, SPECS[2])
+def test_requests_are_replayed_each_as_if_alone(eagle_head):
+    session, scenario, engine = two_requests(eagle_head, SPECS[2])
     assert_same_rows(session.replay(scenario, engine), engine)
 
 
-def test_a_request_with_unknown_tokens_stops_and_the_others_go_on(tiny):
-    session, scenario, engine = two_requests(tiny, SPECS[0])
+def test_a_request_with_unknown_tokens_stops_and_the_others_go_on(eagle_head):
+    session, scenario, engine = two_requests(eagle_head, SPECS[0])
     decodes = [record for record in engine.rounds if record.mode == "DECODE" and record.rids == ("a",)]
     lost = decodes[1]
     broken = edited(
@@ -346,8 +260,8 @@ def test_a_request_with_unknown_tokens_stops_and_the_others_go_on(tiny):
     assert not any(key.phase == "EXTEND" and key.committed == lost.starts[0] and key.rid == "a" for key in kept)
 
 
-def test_no_damage_to_a_trace_breaks_the_reference(tiny):
-    session, scenario, engine = two_requests(tiny, SPECS[2])
+def test_no_damage_to_a_trace_breaks_the_reference(eagle_head):
+    session, scenario, engine = two_requests(eagle_head, SPECS[2])
     rng = random.Random(11)
     fields = ("input_id", "parent", "slot", "step", "round")
     for _ in range(40):
@@ -373,11 +287,11 @@ def test_no_damage_to_a_trace_breaks_the_reference(tiny):
         session.replay(scenario, replace(broken, rounds=tuple(rounds)))
 
 
-def retracted(tiny, lost):
+def retracted(eagle_head, lost):
     """(session, request, engine, cut): a request that starts again behind round `cut`. lost: 1 where its verify was in
     flight."""
     spec = SPECS[0]
-    session, request, before = run(tiny, spec, seed=4, new=20)
+    session, request, before = run(eagle_head, spec, seed=4, new=20)
     decodes = [record for record in before.rounds if record.mode == "DECODE"]
     cut = decodes[2]
     known = decodes[3 - lost].starts[0] + 1
@@ -394,43 +308,43 @@ def retracted(tiny, lost):
 
 
 @pytest.mark.parametrize("lost", [0, 1])  # 1: retracted while the verify of its last round was in flight
-def test_a_retracted_request_starts_again_from_everything_it_has(tiny, lost):
-    session, request, engine, _ = retracted(tiny, lost)
-    replayed = session.replay(scenario_of(SPECS[0], request), engine)
+def test_a_retracted_request_starts_again_from_everything_it_has(eagle_head, lost):
+    session, request, engine, _ = retracted(eagle_head, lost)
+    replayed = session.replay(asking(request, spec=SPECS[0]), engine)
     assert not stopped(replayed)
     assert_same_rows(replayed, engine)
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_what_a_retracted_request_never_got_may_be_another_token(tiny, lost):
+def test_what_a_retracted_request_never_got_may_be_another_token(eagle_head, lost):
     """The verify in flight is verified anew, in another batch or by other uniforms; one whose tokens count is not."""
-    _, request, engine, cut = retracted(tiny, lost)
+    _, request, engine, cut = retracted(eagle_head, lost)
 
     def other(rows, i, values):
         at = rows.ints["round"][i], rows.ints["attempt"][i], rows.strings["phase"][i]
         if at == (cut.index, 0, "ACCEPT"):
             values["input_id"] = (int(rows.ints["input_id"][i]) + 1) % 512
 
-    whole = replace(edited(engine, change=other), ends=run(tiny, SPECS[0], seed=4, new=20)[2].ends)
-    found = check_inputs(gather(scenario_of(SPECS[0], request), whole, None))
+    whole = replace(edited(engine, change=other), ends=run(eagle_head, SPECS[0], seed=4, new=20)[2].ends)
+    found = check_inputs(gather(asking(request, spec=SPECS[0]), whole, None))
     assert any(one.hint == "output-differs" for one in found.divergences) is not bool(lost)
 
 
-def test_a_request_retracted_while_the_end_of_its_prompt_is_in_flight_starts_again_without_its_first_token(tiny):
+def test_a_request_retracted_while_the_end_of_its_prompt_is_in_flight_starts_again_without_its_first_token(eagle_head):
     spec = SPECS[0]
-    session, request, before = run(tiny, spec, seed=4, new=20)
+    session, request, before = run(eagle_head, spec, seed=4, new=20)
     cut = [record for record in before.rounds if record.mode == "PREFILL"][-1]
     first = edited(before, keep=lambda rows, i: rows.ints["round"][i] <= cut.index)
     first = replace(first, rounds=before.rounds[: cut.index + 1], ends=())
     second = edited(session.speculate(request, chunk=6), change=lambda rows, i, values: values.update(attempt=1))
     engine = merged(first, replace(second, rounds=tuple(replace(one, attempts=(1,)) for one in second.rounds)))
-    replayed = session.replay(scenario_of(spec, request), engine)
+    replayed = session.replay(asking(request, spec=spec), engine)
     assert not stopped(replayed)
     assert_same_rows(replayed, engine)
 
 
-def test_one_that_is_retracted_again_inside_its_prompt_starts_without_its_first_token_too(tiny):
-    session, request, _ = run(tiny, SPECS[0], seed=4, new=20)
+def test_one_that_is_retracted_again_inside_its_prompt_starts_without_its_first_token_too(eagle_head):
+    session, request, _ = run(eagle_head, SPECS[0], seed=4, new=20)
     whole = session.speculate(request, chunk=6)
     prompt = [record.index for record in whole.rounds if record.mode == "PREFILL"]
     assert len(prompt) > 1
@@ -444,17 +358,17 @@ def test_one_that_is_retracted_again_inside_its_prompt_starts_without_its_first_
         rounds = tuple(replace(each, attempts=(attempt,)) for each in whole.rounds[: last + 1])
         attempts.append(replace(one, rounds=rounds, ends=whole.ends if attempt == 2 else ()))
     engine = merged(*attempts)
-    replayed = session.replay(scenario_of(SPECS[0], request), engine)
+    replayed = session.replay(asking(request, spec=SPECS[0]), engine)
     assert not stopped(replayed)
     assert_same_rows(replayed, engine)
-    lost = gather(scenario_of(SPECS[0], request), engine, None).lost
+    lost = gather(asking(request, spec=SPECS[0]), engine, None).lost
     assert lost == {(request.rid, 0): {len(request.input_ids): whole.ends[0].output_ids[0]}}
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_request_taken_back_by_a_decode_side_goes_on_from_what_it_has(tiny, lost):
+def test_a_request_taken_back_by_a_decode_side_goes_on_from_what_it_has(eagle_head, lost):
     spec = SPECS[0]
-    session, request, before = run(tiny, spec, seed=4, new=20)
+    session, request, before = run(eagle_head, spec, seed=4, new=20)
     decodes = [record for record in before.rounds if record.mode == "DECODE"]
     cut, known = decodes[2], decodes[3 - lost].starts[0] + 1
     text = [*request.input_ids, *before.ends[0].output_ids][:known]
@@ -472,65 +386,65 @@ def test_a_request_taken_back_by_a_decode_side_goes_on_from_what_it_has(tiny, lo
     )
     rounds = (handed, *second.rounds[1:])
     engine = merged(first, replace(second, rounds=tuple(replace(record, attempts=(1,)) for record in rounds)))
-    replayed = session.replay(scenario_of(spec, request), engine)
+    replayed = session.replay(asking(request, spec=spec), engine)
     assert not stopped(replayed)
     assert_same_rows(edited(replayed, keep=lambda rows, i: rows.strings["phase"][i] != "PREBUILT"), engine)
     assert sum(rows == "PREBUILT" for rows in replayed.rows.strings["phase"]) == known - 1
 
 
-def test_a_cached_prefix_is_not_expected_again(tiny):
+def test_a_cached_prefix_is_not_expected_again(eagle_head):
     spec = SPECS[0]
-    session, request, trace = run(tiny, spec, seed=5, longest=40)
+    session, request, trace = run(eagle_head, spec, seed=5, longest=40)
     assert len(request.input_ids) > 14
     cached = edited(trace, keep=lambda rows, i: rows.ints["round"][i] >= 2)
     cached = replace(cached, rounds=trace.rounds[2:])
     assert cached.rounds[0].starts == (14,)
-    assert_same_rows(session.replay(scenario_of(spec, request), cached), cached)
+    assert_same_rows(session.replay(asking(request, spec=spec), cached), cached)
 
 
-def test_proposals_nobody_needs_are_expected_only_where_the_engine_made_them(tiny):
+def test_proposals_nobody_needs_are_expected_only_where_the_engine_made_them(eagle_head):
     spec = SPECS[0]
-    session, request, trace = run(tiny, spec, seed=6)
+    session, request, trace = run(eagle_head, spec, seed=6)
     last = trace.rounds[-1].index
     short = edited(
         trace, keep=lambda rows, i: not (rows.strings["phase"][i] == "EXTEND" and rows.ints["round"][i] == last)
     )
-    assert_same_rows(session.replay(scenario_of(spec, request), short), short)
+    assert_same_rows(session.replay(asking(request, spec=spec), short), short)
     running = replace(short, ends=())
-    replayed = session.replay(scenario_of(spec, request), running)
+    replayed = session.replay(asking(request, spec=spec), running)
     missing = by_key(replayed).keys() - by_key(running).keys()
     assert {key.phase for key in missing} == {"EXTEND"}, "a request that goes on does need them"
 
 
-def test_tensor_parallel_ranks_are_one_round(tiny):
+def test_tensor_parallel_ranks_are_one_round(eagle_head):
     spec = SPECS[0]
-    session, request, trace = run(tiny, spec, seed=7)
+    session, request, trace = run(eagle_head, spec, seed=7)
     twice = tuple(replace(record, tp_rank=rank) for record in trace.rounds for rank in (1, 0))
-    assert_same_rows(session.replay(scenario_of(spec, request), replace(trace, rounds=twice)), trace)
+    assert_same_rows(session.replay(asking(request, spec=spec), replace(trace, rounds=twice)), trace)
 
 
-def test_an_aborted_request_is_replayed_as_far_as_it_got(tiny):
+def test_an_aborted_request_is_replayed_as_far_as_it_got(eagle_head):
     spec = SPECS[0]
-    session, request, trace = run(tiny, spec, seed=5, longest=40)
+    session, request, trace = run(eagle_head, spec, seed=5, longest=40)
     ended = (RequestEnd(rid=request.rid, scheduler_step=1, reason="abort", output_ids=()),)
     cut = edited(trace, keep=lambda rows, i: rows.ints["round"][i] < 2)
     cut = replace(cut, rounds=trace.rounds[:2], ends=ended)
-    replayed = session.replay(scenario_of(spec, request), cut)
+    replayed = session.replay(asking(request, spec=spec), cut)
     assert_same_rows(replayed, cut)
     assert not stopped(replayed)
 
 
-def test_an_algorithm_the_head_is_not_made_for_is_refused(tiny):
+def test_an_algorithm_the_head_is_not_made_for_is_refused(eagle_head):
     with pytest.raises(ValueError, match="algorithm is 'EAGLE3'; the head is made for 'EAGLE'"):
-        FreeSession(tiny.target, tiny, SpecConfig(algorithm="EAGLE3"))
+        FreeSession(eagle_head.target, eagle_head, SpecConfig(algorithm="EAGLE3"))
 
 
-def test_a_text_that_was_just_replayed_is_confirmed_without_another_forward(tiny, monkeypatch):
-    session, request, trace = run(tiny, SPECS[0])
+def test_a_text_that_was_just_replayed_is_confirmed_without_another_forward(eagle_head, monkeypatch):
+    session, request, trace = run(eagle_head, SPECS[0])
     text = trace.ends[0].output_ids
     alone = session.confirm(request.input_ids, text)
-    session.replay(scenario_of(SPECS[0], request), trace)
-    monkeypatch.setattr(tiny.target, "read", lambda *_, **__: pytest.fail("a text was read again"))
+    session.replay(asking(request, spec=SPECS[0]), trace)
+    monkeypatch.setattr(eagle_head.target, "read", lambda *_, **__: pytest.fail("a text was read again"))
     confirmed = session.confirm(request.input_ids, text)
     assert confirmed.tokens == alone.tokens == text
     assert confirmed.margins == pytest.approx(alone.margins, abs=1e-4)

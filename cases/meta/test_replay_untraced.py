@@ -5,13 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from cases.catalogue import read_scenario
 from cases.meta import results
+from cases.meta.command_line import call
 from harness.archive.store import StoredScenario
 from harness.cli import replay
-from harness.cli.main import app
 from harness.cli.replay_untraced import _answer, _compared, check_bare, check_seen, ending, ending_alone, stopped
 from harness.contract.rows import RowBuilder
 from harness.contract.trace import Event, RequestEnd, Trace
@@ -127,9 +126,7 @@ def remade(folder, **changes):
 
 
 def refused(*arguments):
-    done = CliRunner().invoke(app, ["replay", *map(str, arguments)])
-    assert done.exit_code == 2, done.output
-    return done.stderr
+    return call("replay", *arguments, code=2).stderr
 
 
 @pytest.mark.parametrize("gpu", [True, False])

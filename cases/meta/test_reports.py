@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from cases.meta import page_runs, results
-from cases.meta.test_cli_bad_input import call
+from cases.meta.command_line import call
 from cases.meta.test_cli_recheck import stable
 from harness.checks.findings import group
 from reports.markdown import LIMIT, block, code, render_markdown
@@ -223,8 +223,7 @@ CHANGES = {
 def test_diff_of_two_runs(work, name, snapshot):
     before, after, code_ = CHANGES[name]
     runs = [results.store(work / side, *cases).relative_to(work) for side, cases in (("a", before), ("b", after))]
-    done = call("diff", *map(str, runs), "--json", "diff.json")
-    assert done.exit_code == code_, done.output
+    done = call("diff", *map(str, runs), "--json", "diff.json", code=code_)
     if name == "broken":
         assert steady(done.stdout) == snapshot
     document = json.loads((work / "diff.json").read_text())
@@ -235,8 +234,7 @@ def test_diff_of_two_runs(work, name, snapshot):
     assert changes == {"fixed": ["gone"] * 2, "broken": ["new"] * 2, "still-failing": ["still"] * 2}.get(
         name, ["new", "gone"] if name == "other-defect" else []
     )
-    mirrored = call("diff", *map(str, reversed(runs)))
-    assert mirrored.exit_code == code_
+    call("diff", *map(str, reversed(runs)), code=code_)
 
 
 OPEN = {
@@ -252,8 +250,7 @@ OPEN = {
 @pytest.mark.parametrize("name", OPEN)
 def test_what_is_not_there_to_compare_leaves_the_question_open(work, name):
     make, said = OPEN[name]
-    done = call("diff", str(results.store(work / "a", *PASSING)), str(make(work / "b")), "--json", "diff.json")
-    assert done.exit_code == 3, done.output
+    done = call("diff", results.store(work / "a", *PASSING), make(work / "b"), "--json", "diff.json", code=3)
     assert said in done.stdout
     assert json.loads((work / "diff.json").read_text())["answer"] == "unknown"
 
@@ -261,8 +258,7 @@ def test_what_is_not_there_to_compare_leaves_the_question_open(work, name):
 def test_a_reproducer_keeps_no_counts_and_none_are_said_to_have_gone(work):
     run = results.store(work / "a", *FAILING)
     (reproducer,) = (path for path in (run / "reproducers").iterdir() if path.name.startswith("pr25015"))
-    done = call("diff", str(run), str(reproducer))
-    assert done.exit_code == 3, done.output
+    done = call("diff", run, reproducer, code=3)
     assert "= POSITION:positions:DRAFT:one-ahead" in done.stdout
     assert "a reproducer keeps no verdict" in done.stdout
     assert "no more" not in done.stdout
@@ -297,8 +293,7 @@ def test_a_changed_setting_of_the_engine_is_named(work):
 
 def test_what_neither_run_could_judge_is_not_the_same(work):
     runs = [results.store_without_engine(work / side, "single", "no engine") for side in "ab"]
-    done = call("diff", *map(str, runs))
-    assert done.exit_code == 3
+    done = call("diff", *map(str, runs), code=3)
     assert "single could not be judged in either run" in done.stdout
 
 
@@ -307,8 +302,9 @@ def test_everything_is_written_at_once(work):
     (work / "matrix.json").write_text(json.dumps(MATRIX))
     (work / "mutants.json").write_text(json.dumps(MUTANTS))
     beside = ["--matrix", "matrix.json", "--mutants", "mutants.json"]
-    done = call("report", str(run), "--html", "a.html", "--markdown", "a.md", "--csv", "c", "--parquet", "p", *beside)
-    assert done.exit_code == 0, done.output
+    done = call(
+        "report", run, "--html", "a.html", "--markdown", "a.md", "--csv", "c", "--parquet", "p", *beside, code=0
+    )
     assert done.stdout.splitlines() == ["page: a.html", "Markdown: a.md", "CSV: c", "Parquet: p"]
     text = (work / "a.html").read_text()
     assert "Releases × cases" in text
@@ -318,15 +314,14 @@ def test_everything_is_written_at_once(work):
 
 def test_markdown_goes_to_standard_output_alone(work):
     run = results.store(work / "runs", *FAILING)
-    done = call("report", str(run), "--markdown", "-", "--csv", "c")
+    done = call("report", run, "--markdown", "-", "--csv", "c")
     assert done.stdout.startswith("### ✕ eaglecheck FAIL")
     assert done.stderr.strip() == "CSV: c"
 
 
 def test_a_run_that_was_cut_off_can_be_reported(work):
     run = results.store(work / "runs", *FAILING, finish=False)
-    done = call("report", str(run), "--html", "a.html")
-    assert done.exit_code == 0
+    done = call("report", run, "--html", "a.html", code=0)
     assert "it was cut off while running; 3 scenarios judged before that" in done.stdout
 
 
@@ -336,7 +331,11 @@ WRONG = {
     "nights-none": (["RUN", "--html", "a.html", "--nights", "nowhere"], "--nights nowhere: there is no such folder"),
     "matrix-without-page": (["RUN", "--csv", "c", "--matrix", "x"], "--matrix is shown in the page only"),
     "matrix-not-there": (["RUN", "--html", "a.html", "--matrix", "x"], "eaglecheck matrix --engines"),
-    "mutants-no-json": (["RUN", "--html", "a.html", "--mutants", "broken.json"], "broken.json is not what"),
+    "mutants-no-json": (
+        ["RUN", "--html", "a.html", "--mutants", "broken.json"],
+        "broken.json is not what `eaglecheck mutants",
+    ),
+    "mutants-of-two": (["RUN", "--html", "a.html", "--mutants", "broken.json"], "or:  eaglecheck mutate --json m"),
     "matrix-of-mutants": (["RUN", "--html", "a.html", "--matrix", "mutants.json"], "cells: it is missing"),
     "inside-the-run": (["RUN", "--csv", "RUN"], "name a place outside RUN"),
     "over-the-run": (["RUN", "--html", "RUN/manifest.json"], "name a place outside RUN"),
@@ -349,8 +348,7 @@ def test_usage_errors_say_what_to_type(work, name):
     (work / "broken.json").write_text("{")
     (work / "mutants.json").write_text(json.dumps(MUTANTS))
     arguments, said = WRONG[name]
-    done = call("report", *[one.replace("RUN", str(run)) for one in arguments])
-    assert done.exit_code == 2, done.output
+    done = call("report", *[one.replace("RUN", str(run)) for one in arguments], code=2)
     assert said.replace("RUN", str(run)) in done.stderr
     assert not (work / "a.html").exists()
 

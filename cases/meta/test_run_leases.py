@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from cases.meta import pretended_engine
+from cases.meta.command_line import call
 from cases.meta.pretended_card import app, used
-from cases.meta.test_cli_bad_input import call
 from harness.engines import envs
 
 #: An interpreter that runs the real engine host; a lease is taken before it looks for SGLang.
@@ -40,8 +40,7 @@ def stranger(machine):
 
 def test_a_run_on_a_taken_card_is_unknown_names_who_has_it_and_waits_ever_shorter(work, stranger, monkeypatch):
     monkeypatch.setenv("EAGLECHECK_GPU_WAIT", "2")
-    done = call("run", "--device", "cuda", "--engine", "0.5.13", *BOTH, "--json", "out.json")
-    assert done.exit_code == 3, done.output
+    done = call("run", "--device", "cuda", "--engine", "0.5.13", *BOTH, "--json", "out.json", code=3)
     scenarios = json.loads((work / "out.json").read_text())["scenarios"]
     assert [one["verdict"] for one in scenarios] == ["UNKNOWN", "UNKNOWN"]
     for one in scenarios:
@@ -55,8 +54,7 @@ def test_a_run_on_a_taken_card_is_unknown_names_who_has_it_and_waits_ever_shorte
 
 def test_a_matrix_on_a_taken_card_is_unknown_in_every_cell(work, stranger, monkeypatch):
     monkeypatch.setenv("EAGLECHECK_GPU_WAIT", "0")
-    done = call("matrix", "--device", "cuda", "--engines", "0.5.12.post1,0.5.13", "--cases", "pr25015")
-    assert done.exit_code == 3, done.output
+    done = call("matrix", "--device", "cuda", "--engines", "0.5.12.post1,0.5.13", "--cases", "pr25015", code=3)
     assert "verdict UNKNOWN: 2 cells, 2 UNKNOWN" in done.stdout
 
 

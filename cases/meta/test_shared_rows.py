@@ -1,40 +1,39 @@
 """F-012 taken for granted: whose rows a cache hands out is followed by tokens, and recorded engines agree with that."""
-# ruff: noqa: F811
 
 import json
 from dataclasses import replace
 
 import pytest
 
-from cases.meta.test_narrow_blocks import RECORDED, judged, pair  # noqa: F401
+from cases.meta.recorded import MTP, judged_anew
+from cases.meta.speculating import answered
 from harness.archive.store import read_case
 from harness.checks.judge import judge
 from harness.contract.known_issues import assumed_by
 from harness.contract.types import Outcome
 from harness.defects.shared_prefix_rows import Owner, Step, held_rows
-from harness.driving.oracle import Oracle
 from reference.windows import Window
 
 
 @pytest.mark.parametrize("name", ["shared-0.5.23", "shared-guesses-0.5.23"])
-def test_a_recorded_engine_is_explained_by_the_rows_that_its_cache_hands_out(pair, name):
+def test_a_recorded_engine_is_explained_by_the_rows_that_its_cache_hands_out(mtp_tiny, name):
     """In the second one guesses of a chunk's end (F-010) are among the rows that others are given."""
-    verdict, divergences = judged(pair, name, "F-010")
+    verdict, divergences = judged_anew(MTP / name, mtp_tiny, "F-010")
     assert verdict.outcome is Outcome.FAIL
     assert {found.signature for found in divergences if not found.cause} == {
         "NUMERIC:extend:DRAFT_PREFILL:hidden_out-off"
     }
-    verdict, divergences = judged(pair, name, "F-010", "F-012")
+    verdict, divergences = judged_anew(MTP / name, mtp_tiny, "F-010", "F-012")
     assert divergences == []
     assert any(reason.startswith("assumed: F-012, ") for reason in verdict.reasons)
 
 
 @pytest.mark.parametrize(("release", "told"), [("0.5.23", ["F-010", "F-012"]), ("0.5.13", ["F-010", "F-011", "F-012"])])
-def test_a_verdict_names_of_what_was_assumed_only_what_its_release_has(pair, release, told):
-    case = read_case(RECORDED / "shared-0.5.23")
+def test_a_verdict_names_of_what_was_assumed_only_what_its_release_has(mtp_tiny, release, told):
+    case = read_case(MTP / "shared-0.5.23")
     engine = replace(case.engine, header=case.engine.header | {"release": release})
     assumed = ("F-010", "F-011", "F-012")
-    reference = Oracle(target=pair.target, draft=pair.draft, assumed=assumed).answer(case.scenario, engine)
+    reference = answered(mtp_tiny, case.scenario, engine, assumed=assumed)
     verdict, _ = judge(case.scenario, engine, reference)
     assert assumed_by(verdict.reasons) == told
 
@@ -98,6 +97,6 @@ def test_output_is_cached_when_a_request_ends_unless_it_was_retracted(stays):
 
 
 def test_recorded_folders_say_which_release_they_are_of():
-    told = {one.name: json.loads((one / "engine.json").read_text())["header"]["release"] for one in RECORDED.iterdir()}
+    told = {one.name: json.loads((one / "engine.json").read_text())["header"]["release"] for one in MTP.iterdir()}
     assert len(told) >= 5
     assert [name for name, release in told.items() if not name.endswith(release)] == []

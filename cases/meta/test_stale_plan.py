@@ -1,11 +1,10 @@
 """F-011 where a batch outgrows its CUDA graphs: it attends by an earlier plan. F-029: which rows a NaN then reaches."""
-# ruff: noqa: F811
 
 import pytest
 import torch
 
+from cases.meta.recorded import MTP, judged_anew
 from cases.meta.stale_plan import Planned, Recorded, layer_states, outgrown, proposed, target_states, verified
-from cases.meta.test_narrow_blocks import RECORDED, judged, pair  # noqa: F401
 from harness.archive.store import read_case
 from harness.contract.tolerance import budget_for, judge_rows
 from harness.contract.types import Outcome
@@ -17,13 +16,13 @@ FLOAT16 = budget_for("float16")
 
 
 @pytest.fixture(scope="module")
-def head(pair):
-    return load_pair(pair.target, pair.draft, torch.float32, held=torch.float16)[1]
+def head(mtp_tiny):
+    return load_pair(mtp_tiny.target, mtp_tiny.draft, torch.float32, held=torch.float16)[1]
 
 
 @pytest.fixture(scope="module")
 def told():
-    return Recorded.of(read_case(RECORDED / OUTGROWN))
+    return Recorded.of(read_case(MTP / OUTGROWN))
 
 
 def within(recorded, predicted):
@@ -63,9 +62,9 @@ def test_a_row_is_not_a_number_where_any_row_of_its_block_is_though_it_may_not_a
     assert seen == {(True, True), (False, False)}
 
 
-def test_in_the_next_scenario_it_is_the_row_beside_a_graphs_padding_and_no_other(pair):
-    case = read_case(RECORDED / PADDING)
-    verdict, divergences = judged(pair, PADDING, "F-010", "F-020", "F-027")
+def test_in_the_next_scenario_it_is_the_row_beside_a_graphs_padding_and_no_other(mtp_tiny):
+    case = read_case(MTP / PADDING)
+    verdict, divergences = judged_anew(MTP / PADDING, mtp_tiny, "F-010", "F-020", "F-027")
     assert verdict.outcome is Outcome.FAIL
     roots = [found for found in divergences if not found.cause]
     assert [found.signature for found in roots] == ["NUMERIC:extend:EXTEND:hidden_out-nan"]

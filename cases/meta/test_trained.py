@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
 from cases import trained_weights
-from cases.checkpoints import make
 from cases.meta.speculating import FreeSession
 from cases.pairs import RECIPES
 from cases.recipes import Noise
@@ -23,8 +22,6 @@ from harness.contract.requests import RequestSpec
 from harness.contract.settings import SpecConfig
 from reference import pairs
 from reference.attention import Sight
-
-torch.set_num_threads(1)
 
 NAMES = ("trained-eagle1", "trained-eagle3")
 KINDS = pytest.mark.parametrize("three", [False, True], ids=["eagle1", "eagle3"])
@@ -57,8 +54,8 @@ HELD_OUT = '''class Shelf:
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def pair(request, tmp_path_factory):
-    return make(request.param, tmp_path_factory.mktemp("pairs"))
+def pair(request, made_pair):
+    return made_pair(request.param)
 
 
 def digests(root):

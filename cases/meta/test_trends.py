@@ -8,9 +8,8 @@ import statistics
 import pytest
 
 from cases.meta import nights
-from harness.night import charts as trends
-from harness.night.charts import BOTTOM, HEIGHT, LEFT, QUANTILE, RIGHT, TOP, WIDTH, trends_of
-from harness.night.trends import TREND_NIGHTS
+from harness.night import trends
+from harness.night.trends import BOTTOM, HEIGHT, LEFT, QUANTILE, RIGHT, TOP, TREND_NIGHTS, WIDTH, trends_of
 
 STORE = nights.store_of_twelve()
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from cases.meta.command_line import call
 from cases.meta.pretended_pip import quiet
 from cases.meta.pretended_wheels import REQUIRES_TORCH, PretendedIndex
-from cases.meta.test_cli_bad_input import call
 from cases.meta.test_pack import TORCH
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.engines import dependencies, envs
@@ -269,7 +269,7 @@ def test_another_machine_is_refused_with_what_to_pack_for_it(
 )
 def test_a_package_that_is_expected_there_is_named_if_it_lacks(monkeypatch, expected, version, lacking):
     if version:
-        monkeypatch.setattr(fit.metadata, "version", lambda name: version)
+        monkeypatch.setattr(fit.dependencies.metadata, "version", lambda name: version)
     assert fit._lacking(expected) == lacking
 
 
@@ -497,6 +497,5 @@ def test_it_starts_with_the_standard_library_alone():
     ("argument", "code", "says"), [("engines", 0, "eaglecheck doctor"), ("/no/such", 2, "cannot read /no/such")]
 )
 def test_the_command_ends_with_what_to_type(made, home, argument, code, says):
-    done = call("engines", "unpack", str(made.get(argument, argument)))
-    assert done.exit_code == code, done.output
+    done = call("engines", "unpack", made.get(argument, argument), code=code)
     assert says in done.output

@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
 from cases import adapters
-from cases.checkpoints import make
 from cases.families import FAMILIES
 from cases.fixed import DRAIN, request, submit
 from cases.meta import handmade
+from cases.meta.handmade import asking
+from cases.meta.sessions import assert_same_rows, request_of, stopped
 from cases.meta.speculating import FreeSession
-from cases.meta.test_reference_session import assert_same_rows, request_of, scenario_of, stopped
 from harness.checks.cached_rows import check_flushed
 from harness.checks.compare import pairs_of
 from harness.checks.evidence import gather
@@ -178,22 +178,18 @@ def test_weights_in_force_follow_the_updates_that_succeeded():
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pairs")
-    return {name: make(name, root) for name in ("eagle-tiny", "eagle-next")}
+def pairs(made_pair):
+    return {name: made_pair(name) for name in ("eagle-tiny", "eagle-next")}
 
 
 def sessions(pairs):
-    spec = SpecConfig()
-    for name in ("eagle-tiny", "eagle-next"):
-        target, head = load_pair(pairs[name].target, pairs[name].draft)
-        yield FreeSession(target, head, spec)
+    return [FreeSession.of(pair) for pair in pairs.values()]
 
 
 def test_reference_takes_the_head_that_was_in_force_or_that_of_the_request(pairs):
     old, new = sessions(pairs)
     one = request_of(random.Random(4), new=12)
-    free, scenario = new.speculate(one, chunk=7), scenario_of(SpecConfig(), one)
+    free, scenario = new.speculate(one, chunk=7), asking(one, spec=SpecConfig())
     for how in ({"heads": [(0, old.head), (0, new.head)]}, {"adapted": {one.rid: new.head}}):
         again = old.replay(scenario, free, **how)
         assert not stopped(again)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cases.meta import handmade
-from cases.meta.test_cli_bad_input import call
+from cases.meta.command_line import call
+from cases.meta.recorded import GPU
 from harness.archive.store import read_case
 from harness.archive.writer import RunWriter
 from harness.checks import judge
@@ -22,14 +22,12 @@ from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Phase
 from harness.contract.usage import UsageError
-from harness.driving.pairs import NoProviderError
+from harness.driving.judging import NoProviderError
 from harness.driving.refusals import unwitnessed
 from harness.driving.witness import Witness, plainest
-from harness.driving.witness_texts import Meaning, Texts
+from harness.driving.witness_texts import Growth, Meaning, Texts
 from harness.driving.witness_trace import reference_trace
-from harness.driving.witness_trees import Growth
 
-RECORDED = Path(__file__).parents[1] / "recorded" / "gpu"
 CHAIN = handmade.scenario()
 #: With three steps the toy verifies other candidates than the best.
 TREE = handmade.scenario(t=2, k=2)
@@ -288,8 +286,7 @@ def witnessed_run(tmp_path):
 
 def test_a_run_that_a_witness_judged_is_judged_again_by_its_stored_rows(witnessed_run, tmp_path):
     report = tmp_path / "again.json"
-    done = call("recheck", str(witnessed_run), "--json", str(report))
-    assert done.exit_code == 0, done.output
+    done = call("recheck", witnessed_run, "--json", report, code=0)
     assert "judged by witness" in done.output
     assert "agrees with its witness" in done.output
     document = json.loads(report.read_text())
@@ -300,13 +297,12 @@ def test_a_run_that_a_witness_judged_is_judged_again_by_its_stored_rows(witnesse
 
 
 def test_a_witness_cannot_be_computed_anew_without_an_engine(witnessed_run):
-    done = call("recheck", str(witnessed_run), "--fresh-reference")
-    assert done.exit_code == 2
+    done = call("recheck", witnessed_run, "--fresh-reference", code=2)
     assert "judged by the witness" in done.output
     assert "--reference witness" in done.output
     (stored,) = witnessed_run.glob("*/reference.json")
     stored.unlink()  # then the run itself still says so
-    assert "judged by the witness" in call("recheck", str(witnessed_run), "--fresh-reference").output
+    assert "judged by the witness" in call("recheck", witnessed_run, "--fresh-reference").output
 
 
 def test_the_first_provider_that_knows_a_pair_is_asked(monkeypatch):
@@ -331,7 +327,7 @@ def test_the_first_provider_that_knows_a_pair_is_asked(monkeypatch):
         prepare.provider("witness", None, [layered], say=said.append)
 
 
-@pytest.mark.parametrize("folder", sorted(RECORDED.iterdir()), ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", sorted(GPU.iterdir()), ids=lambda folder: folder.name)
 def test_what_needs_no_weights_is_what_the_papers_say(folder):
     """Real traces in half precision, with and without defects: both references expect the same rows and inputs."""
     case = read_case(folder, reference=True)

@@ -5,16 +5,16 @@ It is asked where a folder cannot be used, so it reads what it can and never com
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from harness.archive import digests
-from harness.archive.events import as_object, events
-from harness.archive.run_folders import MANIFEST, REPRODUCERS, SCENARIO, VERDICT
+from harness.archive.run_folders import EVENTS, MANIFEST, REPRODUCERS, SCENARIO, VERDICT
 from harness.contract import plain_files, scenario_v1
 from harness.contract.json_files import BadDocument, parsed, validated
 from harness.contract.scenario import Scenario
@@ -125,7 +125,27 @@ def _object(path: Path) -> dict[str, Any]:
     except OSError:
         return {}
     named = {key: found[1] for key in ("release", "device") if (found := re.search(rf'"{key}": "([\w.+-]+)"', text))}
-    return as_object(text) or {"engine": named}
+    return _as_object(text) or {"engine": named}
+
+
+def events(run: Path, kind: str) -> Iterator[dict[str, Any]]:
+    """Those of this kind in engine.jsonl, in the order in which they were written; half a line at its end is none."""
+    try:
+        lines = plain_files.content(run / EVENTS).decode(errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        if f'"{kind}"' in line and (found := _as_object(line)).get("event") == kind:
+            yield found
+
+
+def _as_object(text: str) -> dict[str, Any]:
+    """A JSON object; {} for anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _part(manifest: Mapping[str, Any], key: str) -> dict[str, Any]:

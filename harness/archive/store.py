@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from harness.archive import digests
-from harness.archive.again import run_again, short
-from harness.archive.events import driven
+from harness.archive.again import events, run_again, short
 from harness.archive.facts import contradiction
 from harness.archive.records import (
     STORE_VERSION,
@@ -138,7 +137,8 @@ class RunReader:
 
     def scenario_folders(self) -> list[Path]:
         """The folders of all scenarios that left a scenario.json, as they were driven; of older runs by name."""
-        order = {name: number for number, name in enumerate(driven(self.folder))}
+        driven = events(self.folder, "scenario")
+        order = {f"{one.get('name')}-{one.get('id')}": number for number, one in enumerate(driven)}
         folders = (path.parent for path in self.folder.glob(f"*/{SCENARIO}"))
         return sorted(folders, key=lambda folder: (order.get(folder.name, len(order)), folder.name))
 

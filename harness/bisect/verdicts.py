@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from harness.bisect.search import Call
 from harness.contract import plain_files
 from harness.contract.types import Outcome
-from harness.driving.own_source import source_files
 from harness.engines.dependencies import home
 
 #: Of the file format.
 VERSION = 1
-#: Our files that a verdict depends on: everything but the commands, this package and the tests.
-_LEFT_OUT = ("harness/cli", "harness/bisect", "cases/meta", "cases/engine", "cases/corpus", "cases/recorded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,17 +119,6 @@ def _run(line: str) -> Run | None:
 
 def digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(dict(content), sort_keys=True).encode()).hexdigest()[:20]
-
-
-@cache
-def checks_version() -> str:
-    """Content hash of our own code that drives, computes and judges."""
-    root = Path(__file__).resolve().parents[2]
-    found = hashlib.sha256()
-    for name, path in source_files(root, left_out=_LEFT_OUT):
-        if path.suffix == ".py":
-            found.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
-    return found.hexdigest()[:16]
 
 
 def folder_digest(folders: tuple[Path, ...]) -> str:

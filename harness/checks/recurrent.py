@@ -2,7 +2,7 @@
 
 A state is all that its layer knows of the text. What a verify computed behind refused tokens, or a token that it did
 not take in, stays there until the request ends, and costs acceptance from then on. The probe says what lies in the pool
-(event 'recurrent', `harness.engine_side.probes.recurrent_probe`), the reference what should.
+(event 'recurrent', `harness.engine_side.probes.pool_probe`), the reference what should.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ probe compared the engine's own cache with itself (event 'tails', `harness.engin
 Layers with sliding windows may have a pool of their own, where a slot is given back once no window reaches its
 position. That a window's values were right does not show it: a slot that was given back keeps them until somebody else
 gets it. So the probe says which slots a request had when a target's forward began (event 'window',
-`harness.engine_side.probes.window_probe`).
+`harness.engine_side.probes.pool_probe`).
 """
 
 from __future__ import annotations

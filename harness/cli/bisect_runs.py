@@ -18,7 +18,7 @@ from rich.console import Console
 from cases import catalogue
 from harness.archive.store import MANIFEST, read_reproducer, started_with
 from harness.bisect.trials import Subject
-from harness.bisect.verdicts import Failure, Run, checks_version, folder_digest
+from harness.bisect.verdicts import Failure, Run, folder_digest
 from harness.cli import prepare
 from harness.cli.scenario_checks import check_scenarios
 from harness.contract.outputs import writable
@@ -26,6 +26,7 @@ from harness.contract.types import Outcome
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.own_pair import own_pair
+from harness.driving.own_source import source_digest
 from harness.driving.results import RunResult
 from harness.driving.runner import run
 from harness.engines import dependencies, envs
@@ -62,7 +63,7 @@ class Setting:
             "device": self.device,
             "assumed": sorted(self.assumed),
             "cpu_attention": self.cpu_attention,
-            "checks": checks_version(),
+            "checks": source_digest(),
         }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
 from typing import Annotated
 
 import typer
@@ -12,14 +10,7 @@ from rich.console import Console
 from harness.cli.outcome import Exit, guarded
 from harness.contract.finding_pages import body, issues
 from harness.contract.outputs import check_target, write_text
-from harness.contract.usage import UsageError
-
-
-def _meant(name: str, known: Collection[str]) -> str:
-    """A question that names the finding of the nearest number; empty for what holds none."""
-    number = re.search(r"\d+", name)
-    near = "" if number is None else min(known, key=lambda one: abs(int(one[2:]) - int(number[0])))
-    return f"; did you mean {near!r}?" if near else ""
+from harness.contract.usage import UsageError, meant
 
 
 @guarded
@@ -42,7 +33,10 @@ def command(
     known = issues()
     name = None if name is None else name.upper()
     if name is not None and name not in known:
-        raise UsageError(f"unknown finding {name!r}{_meant(name, known)}\n  all of them:  eaglecheck findings")
+        there = f"{len(known)} from {min(known)} to {max(known)}, some numbers are left out"
+        raise UsageError(
+            f"unknown finding {name!r}{meant(name, known)}\n  there are {there}; all of them:  eaglecheck findings"
+        )
     page = index_markdown(known.values()) if name is None else page_markdown(known[name], body(name))
     if markdown is not None:
         check_target(markdown, option="markdown")

@@ -212,7 +212,6 @@ def _small(console: Console, plan: Plan, result: RunResult, *, seconds: float) -
         result,
         budget=Budget(seconds=seconds),
         started=lambda found: say(console, f"making {found.signature} small, at most {seconds:g} s"),
-        progress=lambda _step: None,
     ):
         scenario = small.shrunk.scenario
         size = (

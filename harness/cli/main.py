@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from harness.cli import (
     bisect,
     diff,
-    environments,
+    engines,
     export,
     findings,
     fuzz,
@@ -157,7 +157,7 @@ app.command("report")(report.command)
 app.command("diff")(diff.command)
 app.command("night")(night.command)
 app.command("findings")(findings.command)
-app.command("doctor")(environments.doctor)
-app.add_typer(environments.engines, name="engines", cls=Once)
+app.command("doctor")(engines.doctor)
+app.add_typer(engines.engines, name="engines", cls=Once)
 
 __all__ = ["app"]

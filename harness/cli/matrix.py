@@ -13,7 +13,7 @@ from cases import catalogue
 from harness.checks.findings import kinds
 from harness.cli import options, prepare
 from harness.cli.documents import cell_document, matrix_document
-from harness.cli.night_plan import REPEATS, SCENARIOS, SECONDS, Asked
+from harness.cli.night_plan import Asked
 from harness.cli.nightly import run_night
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
 from harness.cli.settings import OF_KERNELS, takes_settings
@@ -82,31 +82,25 @@ def command(
     console = Console(stderr=json == "-")
     check_target(json)
     reverts = _reverts(revert)
+    of_nights: dict[str, Any] = {"families": families, "shard": shard, "known": known_file, "seed": seed}
+    of_nights |= {"resume": resume, "jobs": jobs, "seconds": seconds, "scenarios": scenarios, "mutants": mutants}
+    of_nights["repeats"] = repeats
+    given = {option: value for option, value in of_nights.items() if value is not None}
     if nights is not None:
         asked = Asked(
             nights=nights,
             engines=engines,
             cases=cases,
-            families=families,
-            shard=shard,
-            jobs=jobs or 1,
-            seconds=SECONDS if seconds is None else seconds,
-            scenarios=SCENARIOS if scenarios is None else scenarios,
-            mutants=mutants or 0,
-            seed=seed,
-            repeats=REPEATS if repeats is None else repeats,
-            known=known_file,
             device=device,
             revert=_one_of(reverts),
             gpu_share=gpu_share,
             boots_ahead=boots_ahead,
-            resume=resume,
             wanted=wanted,
+            **given,
         )
         return run_night(asked, console=console, json=json)
-    only_nights: dict[str, object] = {"families": families, "shard": shard, "known": known_file, "seed": seed}
-    only_nights |= {"resume": resume, "jobs": jobs}
-    _refuse_given(only_nights | {"seconds": seconds, "scenarios": scenarios, "mutants": mutants, "repeats": repeats})
+    for option in given:
+        raise UsageError(f"--{option} needs --nights\n  name a store too:  --nights FOLDER")
     versions = [envs.resolve(name) for name in _named("engines", engines, allowed=envs.SUPPORTED)]
     chosen = [catalogue.load(name) for name in _named("cases", cases, allowed=catalogue.names())]
     plans = [
@@ -136,12 +130,6 @@ def command(
     render_matrix(console, documents)
     write_json(matrix_document(documents), json)
     return BY_OUTCOME[catalogue.outcome_of(documents)]
-
-
-def _refuse_given(only_nights: dict[str, object]) -> None:
-    for option, value in only_nights.items():
-        if value is not None:
-            raise UsageError(f"--{option} needs --nights\n  name a store too:  --nights FOLDER")
 
 
 def _named(option: str, text: str | None, *, allowed: Sequence[str]) -> list[str]:

@@ -1,11 +1,11 @@
-"""`eaglecheck night`: shards put together and judged, or the newest night of a store judged again."""
+"""`eaglecheck night`: shards put together and judged, or the newest night of a store judged again, and kept."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -15,17 +15,17 @@ from rich.console import Console
 from cases import known
 from harness.archive.store import WriteError
 from harness.cli import options
-from harness.cli.night_verdict import check_store, conclude
-from harness.cli.outcome import Exit, guarded
-from harness.contract.outputs import check_target, writable
+from harness.cli.outcome import BY_OUTCOME, Exit, guarded
+from harness.contract.outputs import check_named, check_target, writable, write_json
 from harness.contract.usage import UsageError
-from harness.night import store
+from harness.night import document, store
 from harness.night.ci import BUDGET, summary, workflow_commands
-from harness.night.document import junit
-from harness.night.judge import Judgement
+from harness.night.judge import Judgement, judge
 from harness.night.merge import merge
-from harness.night.records import Night
+from harness.night.records import CellResult, Judged, Night
 from harness.night.store import Kept
+from harness.night.text import render_night
+from reports.prose import say
 
 
 @guarded
@@ -68,7 +68,7 @@ def command(
     def also(judged: Judgement) -> None:
         if junit_file is not None:
             with _output("junit", junit_file):
-                junit_file.write_text(junit(judged))
+                junit_file.write_text(document.junit(judged))
         if summary_file is not None:
             _add_summary(summary_file, judged)
         for line in workflow_commands(judged) if annotate else []:
@@ -135,3 +135,70 @@ def _output(option: str, path: Path) -> Iterator[None]:
             f"--{option} {path} cannot be written: {error.strerror}\n"
             f"  the night itself is kept; make room, or name another place and judge it again:  --{option} FILE"
         ) from error
+
+
+def check_store(root: Path) -> None:
+    """UsageError or StoreError before hours are spent, for a store that could not be judged with after them."""
+    check_named(root, option="nights")
+    if root.exists() and not root.is_dir():
+        raise UsageError(f"--nights {root}: that is not a folder\n  name a folder, there or not:  --nights nights")
+    for half in store.torn(root, deep=False):
+        raise UsageError(
+            f"{half} holds {store.NIGHT} and no {store.PLAN}: what that night set out to do is not known\n"
+            f"  put its {store.PLAN} back, or move it away to go on without it:  mv {half} {half.name}.torn"
+        )
+    store.nights(root)
+
+
+def conclude(
+    folder: Path,
+    night: Night,
+    *,
+    root: Path,
+    entries: Sequence[known.Entry],
+    console: Console,
+    json: str | None,
+    also: Callable[[Judgement], None] = lambda _judged: None,
+    keep: bool = True,
+) -> Exit:
+    """Judge a night, keep and print what was said. also: whatever else is written about it.
+
+    keep: not one that never finished, which stays what it is: a plan, and no night.
+    """
+    earlier, past = past_of(root, night)
+    for one in earlier:
+        if one.night is None:
+            say(console, f"an earlier night never finished, and counts for nothing: {one.plan.id}", style="dim")
+    judged = judge(_with_what_is_left(night, folder), past=past, known=entries, today=today())
+    said = Judged(outcome=judged.outcome, reasons=judged.reasons)
+    if keep:
+        store.finish(folder, night.model_copy(update={"judged": said}))
+    render_night(console, judged, folder=folder, kept=keep)
+    write_json(document.document(judged), json)
+    also(judged)
+    return BY_OUTCOME[judged.outcome]
+
+
+def past_of(root: Path, night: Night) -> tuple[list[Kept], list[Night]]:
+    """(nights begun before this one, those of them that were judged)."""
+    earlier = [one for one in store.nights(root) if one.plan.created < night.plan.created]
+    return earlier, [one.night for one in earlier if one.night is not None and one.night.judged is not None]
+
+
+def _with_what_is_left(night: Night, folder: Path) -> Night:
+    """The night without the names of reproducers that are gone: nobody can run those again."""
+
+    def kept_in(cell: CellResult) -> CellResult:
+        seen = [
+            one
+            if one.reproducer and (folder / one.reproducer).is_dir()
+            else one.model_copy(update={"reproducer": None})
+            for one in cell.findings
+        ]
+        return cell.model_copy(update={"findings": tuple(seen)})
+
+    return night.model_copy(update={"cells": tuple(map(kept_in, night.cells))})
+
+
+def today() -> date:
+    return datetime.now(UTC).date()

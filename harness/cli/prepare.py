@@ -28,10 +28,10 @@ from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
 from harness.driving.adapt import NOTHING, Wanted, adapted
 from harness.driving.footprint import CONTEXT_MIB, WORKSPACE_MIB, Footprint, footprint, kept_a_row
+from harness.driving.judging import NoProviderError, load_now
 from harness.driving.own_pair import OwnPair, described
-from harness.driving.pairs import NoProviderError, checkpoint_pairs, load_now
-from harness.driving.place import CPU, Place
-from harness.driving.plan import Plan, Setup
+from harness.driving.pairs import checkpoint_pairs
+from harness.driving.plan import CPU, Place, Plan, Setup
 from harness.driving.refusals import (
     called,
     check_pair,

@@ -81,7 +81,11 @@ class Mutants(_Read):
 
 
 READ: dict[str, type[BaseModel]] = {"matrix": Matrix, "mutants": Mutants}
-HOW = {"matrix": "eaglecheck matrix --engines 0.5.11,0.5.23 --cases pr25015", "mutants": "eaglecheck mutants"}
+#: The commands that write such a file.
+HOW = {
+    "matrix": ("eaglecheck matrix --engines 0.5.11,0.5.23 --cases pr25015",),
+    "mutants": ("eaglecheck mutants", "eaglecheck mutate"),
+}
 
 
 @guarded
@@ -119,7 +123,7 @@ def command(
     _check_options(run, places, beside)
     console = Console(stderr="-" in (html, markdown))
     from harness.cli.report_files import write_csv, write_html, write_markdown, write_parquet
-    from harness.night.charts import trends_of
+    from harness.night.trends import trends_of
     from reports.page import Beside  # pandas: a usage error need not wait for it
     from reports.reading import read_report
 
@@ -196,14 +200,15 @@ def _document(path: Path | None, command: str) -> dict[str, Any] | None:
     if path is None:
         return None
     # never a command that would write over a file of another kind
-    again = f"write it:  {HOW[command]} --json {f'{command}.json' if path.exists() else path}"
+    target = f"{command}.json" if path.exists() else path
+    again = "write it:  " + "\n  or:  ".join(f"{one} --json {target}" for one in HOW[command])
     try:
         found = parsed(plain_files.named(path))
         validated(found, READ[command])
     except OSError as error:
         raise UsageError(f"--{command}: cannot read {path}: {error.strerror}\n  {again}") from error
     except BadDocument as error:
-        what = f"what `eaglecheck {command} --json` writes"
-        raise UsageError(f"--{command}: {path} is not {what}: {error}\n  {again}") from error
+        writers = " or ".join(f"`{' '.join(one.split()[:2])} --json`" for one in HOW[command])
+        raise UsageError(f"--{command}: {path} is not what {writers} writes: {error}\n  {again}") from error
     assert isinstance(found, dict)
     return found

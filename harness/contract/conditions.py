@@ -76,13 +76,12 @@ def settings_of(
     *,
     requests: int = 1,
     updates: int = 0,
-    late_writes: int = 0,
     checkpoint: str = "",
     draft: DraftFacts = NO_DRAFT,
 ) -> dict[str, int | bool | str]:
     """What an engine runs with. The only place that knows what our own fields are called.
 
-    updates, late_writes: how often it is given other weights, and pages of KV that land late.
+    updates: how often it is given other weights.
     """
     return {
         **{name: getattr(spec, name) for name in OF_SPEC},
@@ -95,7 +94,6 @@ def settings_of(
         **asdict(draft),
         "requests": requests,
         "updates": updates,
-        "late_writes": late_writes,
         "token_map": spec.token_map is not None,
         "largest_graph": engine.cuda_graph_max_bs or LARGEST_GRAPH,
     }

@@ -137,9 +137,9 @@ class KnownIssue(_Page):
     """The front matter of one page.
 
     devices: where it was seen. algorithms, settings and keys: what reaches it; all settings must hold, and some request
-    must ask for one of the keys. signatures: patterns
-    of what it shows as; reasons: parts of a reason for UNKNOWN. assume: whether the reference predicts it, or a
-    replacement kernel lets an engine on a CPU past it; expects: what is then taken for granted, in words; behind: ids
+    must ask for one of the keys. happened: coverage points without all of which it does not show. signatures:
+    patterns of what it shows as; reasons: parts of a reason for UNKNOWN. assume: whether the reference predicts it, or
+    a replacement kernel lets an engine on a CPU past it; expects: what is then taken for granted, in words; behind: ids
     of what an engine that got past it meets next.
     """
 
@@ -152,6 +152,7 @@ class KnownIssue(_Page):
     algorithms: Annotated[tuple[Algorithm, ...], Field(min_length=1)] = ("EAGLE", "EAGLE3", "MTP")
     settings: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
+    happened: tuple[str, ...] = ()
     signatures: tuple[Signature, ...] = ()
     reasons: tuple[str, ...] = ()
     assume: Literal["predicted", "replacement kernel", "not"] = "not"
@@ -202,11 +203,15 @@ class KnownIssue(_Page):
         """What reaches it, in words."""
         algorithms = [] if len(self.algorithms) == 3 else [" or ".join(self.algorithms)]
         keys = [f"a request with {' or '.join(self.keys)}"] if self.keys else []
-        return ", ".join((*algorithms, *self.settings, *keys))
+        return ", ".join((*algorithms, *self.settings, *keys, *self.happened))
 
     def looks_like(self, text: str) -> bool:
         """Whether a signature, or a reason for UNKNOWN, is one of its own."""
         return any(fnmatchcase(text, one) for one in self.signatures) or any(part in text for part in self.reasons)
+
+    def could_show(self, coverage: Mapping[str, int]) -> bool:
+        """Whether what it needs did happen. coverage: coverage point -> times it happened."""
+        return all(coverage.get(point) for point in self.happened)
 
     def reached_by(self, spec: SpecConfig, engine: EngineConfig, **facts: Any) -> bool:
         """Whether such an engine can show it. facts: what else conditions speak of, see `conditions.settings_of`."""

@@ -123,11 +123,13 @@ def known_as(
     revert: int | None = None,
     reasons: Sequence[str] = (),
     draft: DraftFacts = NO_DRAFT,
+    coverage: Mapping[str, int] = {},
 ) -> dict[str, tuple[Known, ...]]:
     """Text -> what it may be, for those of the texts (signatures, or reasons for UNKNOWN) that may be any.
 
     Two defects can look alike, so a text may point at several. reasons: of the verdict; what was assumed is expected,
     so what is left is something else. draft: of a pair of the user's, whose scenario names a checkpoint of ours.
+    coverage: coverage point -> times it happened.
     """
     assumed, requests = assumed_by(reasons), len(scenario.requests)
     asked = {key for request in scenario.requests for key in request.asked}
@@ -137,12 +139,12 @@ def known_as(
         if one.id not in assumed
         and one.on(release, revert)
         and (not one.keys or asked & set(one.keys))
+        and one.could_show(coverage)
         and one.reached_by(
             scenario.spec,
             scenario.engine,
             requests=requests,
             updates=scenario.updates,
-            late_writes=sum(op.kind == "transfer" and op.name == "land" for op in scenario.script),
             checkpoint=scenario.checkpoint,
             draft=draft,
         )

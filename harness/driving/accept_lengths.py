@@ -93,8 +93,8 @@ class AcceptRounds:
         return self._sum([share for share in self.expected if _is_touched(share, begun)])
 
     def _sum(self, shares: Iterable[Share], *, sampled: int = 0) -> AcceptLengths | None:
-        kept = [(self.expected[share], self.observed[share]) for share in shares]
-        expected, observed = (sum(column) for column in zip(*kept, strict=True)) if kept else (0, 0)
+        kept = list(shares)
+        expected, observed = (sum(side[share] for share in kept) for side in (self.expected, self.observed))
         return total([AcceptLengths(verifies=len(kept), expected=expected, observed=observed, sampled=sampled)])
 
 

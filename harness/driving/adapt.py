@@ -65,17 +65,14 @@ def adapted(scenarios: Iterable[Scenario], wanted: Wanted, *, device: str) -> li
 
 
 def _adapted(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
+    before = scenario.engine.model_dump()
+    # arguments that a scenario has and the command line does not name stay
+    server_args = before["server_args"] | changes.get("server_args", {})
     try:
-        engine = EngineConfig(**_changed(scenario.engine.model_dump(), changes))
+        engine = EngineConfig(**{**before, **changes, "server_args": server_args})
     except ValidationError as error:
         raise UsageError(refused_setting(error)) from error
     return scenario.model_copy(update={"engine": engine, "requests": numbered(scenario.requests, engine)})
-
-
-def _changed(before: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Arguments that a scenario has and the command line does not name stay."""
-    server_args = before["server_args"] | changes.get("server_args", {})
-    return {**before, **changes, "server_args": server_args}
 
 
 def refused_setting(error: ValidationError) -> str:

@@ -95,7 +95,9 @@ def around(
         went, came = _agreeing(engine, reference, row, truth)
         right = tuple(name for name in went if name not in wrong)
         state = came and "state out" not in wrong and found.hint.startswith((*HEAD, CHOICE))
-        logits = found.hint.startswith(CHOICE) and "logits" not in wrong and _has_logits(engine.rows, row)
+        logits = (
+            found.hint.startswith(CHOICE) and "logits" not in wrong and bool(len(engine.rows.lists["top_logits"][row]))
+        )
         elsewhere = _elsewhere(engine.rows, reference.rows, row, truth)
     return Around(
         models=models,
@@ -152,10 +154,6 @@ def _elsewhere(mine: Rows, theirs: Rows, row: int, truth: int) -> bool:
         return False
     ours, expected = -np.sort(-ours)[:count], -np.sort(-expected)[:count]
     return bool(np.abs(ours - expected).max() < SAME * np.abs(expected).max())
-
-
-def _has_logits(rows: Rows, row: int) -> bool:
-    return len(rows.lists["top_logits"][row]) > 0
 
 
 def _chunk(part: Part | None) -> tuple[int, int, bool] | None:

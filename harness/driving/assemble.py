@@ -214,20 +214,13 @@ class Assembler:
         self.events.append(Event(name=name, scheduler_step=place.scheduler_step, dp_rank=place.dp_rank, data=data))
 
     def _round(self, message: Message, arrays: Arrays, place: _From) -> None:
-        columns = {name: tuple(message[name]) for name in ("rids", "attempts", "starts", "lens", "final")}
+        fields: dict[str, Any] = {
+            name: message[name] for name in ("index", "mode", "side", "num_steps") if name in message
+        }
+        fields |= {name: tuple(message[name]) for name in ("rids", "attempts", "starts", "lens", "final")}
+        fields |= {name: dict(message.get(name, {})) for name in ("forwards", "graphs")}
         self.rounds.append(
-            RoundRecord(
-                index=message["index"],
-                scheduler_step=place.scheduler_step,
-                dp_rank=place.dp_rank,
-                tp_rank=place.tp_rank,
-                mode=message["mode"],
-                forwards=dict(message["forwards"]),
-                graphs=dict(message.get("graphs", {})),
-                side=message.get("side", ""),
-                num_steps=message.get("num_steps", -1),
-                **columns,
-            )
+            RoundRecord(scheduler_step=place.scheduler_step, dp_rank=place.dp_rank, tp_rank=place.tp_rank, **fields)
         )
 
     def build(self, *, scenario_id: str, header: dict[str, Any]) -> Trace:

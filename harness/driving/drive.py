@@ -17,11 +17,9 @@ from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.trace import EOS, Trace
 from harness.contract.usage import UserError, meant
-from harness.driving.answers import end_scenario, note_rank
-from harness.driving.endings import crash_data, hang_data, lost_data
-from harness.driving.received import Received, place_of, receive_from
-from harness.driving.sampling_params import sampling_of, sent
-from harness.driving.tiny_pairs import weights_of
+from harness.driving.pairs import weights_of
+from harness.driving.received import Received, crash_data, hang_data, lost_data, place_of, receive_from
+from harness.driving.requests import end_scenario, note_rank, sampling_of, sent
 from harness.engines.engine import Engine
 from harness.engines.errors import EngineCrashed, EngineHung, EngineLost
 

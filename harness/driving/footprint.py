@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
@@ -73,8 +74,9 @@ def _number(one: CheckpointFiles, key: str, otherwise: int) -> int:
     return found if isinstance(found, int) and found > 0 else otherwise
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sizes:
+class _Sizes(NamedTuple):
+    """keys: what a layer keeps of a row, keys and values of all heads. state: the matrices of a recurrent layer."""
+
     hidden: int
     heads: int
     keys: int
@@ -85,7 +87,6 @@ class _Sizes:
 
 
 def _sizes(one: CheckpointFiles) -> _Sizes:
-    """keys: what a layer keeps of a row, keys and values of all heads. state: the matrices of a recurrent layer."""
     hidden, heads = _number(one, "hidden_size", 1), _number(one, "num_attention_heads", 1)
     width = _number(one, "head_dim", hidden // heads)
     keys = 2 * _number(one, "num_key_value_heads", heads) * width
@@ -95,15 +96,8 @@ def _sizes(one: CheckpointFiles) -> _Sizes:
     parts = [_number(one, f"linear_{name}", 0) for name in ("num_value_heads", "key_head_dim", "value_head_dim")]
     keys = max(keys, 3 * parts[0] * (parts[1] + parts[2]))  # of a recurrent layer: what a row writes
     inner = max(_number(one, "intermediate_size", 4 * hidden), heads * width)
-    return _Sizes(
-        hidden=hidden,
-        heads=heads,
-        keys=keys,
-        inner=inner,
-        layers=_number(one, "num_hidden_layers", 1),
-        vocab=_number(one, "vocab_size", 1),
-        state=math.prod(parts),
-    )
+    layers, vocab = _number(one, "num_hidden_layers", 1), _number(one, "vocab_size", 1)
+    return _Sizes(hidden, heads, keys, inner, layers, vocab, state=math.prod(parts))
 
 
 def _rows(request: RequestSpec) -> int:

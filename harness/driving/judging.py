@@ -10,9 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.checks.explained import event, spot
 from harness.checks.judge import judge
@@ -21,8 +20,10 @@ from harness.contract.rows import RowBuilder
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Outcome, Verdict
-from harness.driving.place import CPU, Place
-from harness.driving.plan import Setup
+from harness.contract.usage import UsageError
+from harness.driving.checkpoint_files import OWN
+from harness.driving.own_pair import OwnPair
+from harness.driving.plan import CPU, Place, Setup
 from harness.driving.results import ScenarioResult
 
 if TYPE_CHECKING:
@@ -35,44 +36,30 @@ def judge_scenario(
     reference: Trace | None,
     *,
     setup: Setup,
-    folder: Path = Path(),
-    reproducer: Path | None = None,
     seconds: Mapping[str, float] | None = None,
+    **stored: Any,
 ) -> ScenarioResult:
-    """The verdict over both sides' rows; without a reference only what needs none is judged."""
+    """The verdict over both sides' rows; without a reference only what needs none is judged.
+
+    stored: folder and reproducer, where it is stored already.
+    """
     start = time.monotonic()
     verdict, divergences = judge(scenario, trace, reference)
     spent = {**seconds, "judge": time.monotonic() - start} if seconds else {}
-    return ScenarioResult.of(
-        scenario,
-        trace,
-        reference,
-        verdict,
-        divergences,
-        setup=setup,
-        folder=folder,
-        reproducer=reproducer,
-        seconds=spent,
-    )
+    return ScenarioResult.of(scenario, trace, reference, verdict, divergences, setup=setup, seconds=spent, **stored)
 
 
 def judge_with(
-    oracle: Oracle,
-    scenario: Scenario,
-    trace: Trace,
-    *,
-    setup: Setup,
-    engine_seconds: float = 0.0,
-    folder: Path = Path(),
-    reproducer: Path | None = None,
+    oracle: Oracle, scenario: Scenario, trace: Trace, *, setup: Setup, engine_seconds: float = 0.0, **stored: Any
 ) -> ScenarioResult:
     """The same with the reference's own answer to the trace, and which known issues explain what is wrong."""
     start = time.monotonic()
     reference = oracle.answer(scenario, trace)
     seconds = {"engine": engine_seconds, "reference": time.monotonic() - start}
-    judged = partial(
-        judge_scenario, scenario, trace, setup=setup, folder=folder, reproducer=reproducer, seconds=seconds
-    )
+
+    def judged(reference: Trace) -> ScenarioResult:
+        return judge_scenario(scenario, trace, reference, setup=setup, seconds=seconds, **stored)
+
     result = judged(reference)
     told = [event(issue, _gone(oracle.following(issue), result)) for issue in _candidates(result)]
     return judged(replace(reference, events=(*reference.events, *told))) if told else result
@@ -105,7 +92,7 @@ def load_oracle(
 ) -> Oracle:
     """A pair's reference, loaded; CheckpointError for a pair it cannot load.
 
-    What `load_ahead` read before the engine's boot is not read again.
+    What `load_now` read before the engine's boot is not read again.
     """
     from harness.driving.oracle import Oracle  # torch: imported while an engine boots
 
@@ -114,10 +101,30 @@ def load_oracle(
     return made.load(held=place.held)
 
 
-def load_ahead(target: Path, draft: Path, assumed: tuple[str, ...], place: Place, provider: str = AUTO) -> str:
-    """Load a reference that a run asks for next, and why its target is not ours; CheckpointError if it cannot load."""
-    oracle = load_oracle(target, draft, assumed, place, provider)
-    _ahead[target, draft, assumed, place, provider] = oracle
+class NoProviderError(UsageError):
+    """A pair that no provider of rows knows: whether the witness judges it is another question. why: what each said."""
+
+    def __init__(self, *, asked: str, why: str) -> None:
+        super().__init__(
+            f"--reference {asked} does not know this pair: {why}\n  --reference witness needs no knowledge"
+        )
+        self.why = why
+
+
+def load_now(pair: OwnPair, *, assumed: tuple[str, ...] = (), place: Place = CPU, provider: str = AUTO) -> str:
+    """Read the user's pair as a run will that comes next, before any engine is booted; why its target is not ours.
+
+    NoProviderError where it is of a kind that is not built; UsageError where it is damaged.
+    """
+    from reference.checkpoint import CheckpointError, DamagedError  # torch
+
+    try:
+        oracle = load_oracle(*pair.folders, assumed, place, provider)
+    except DamagedError as error:
+        raise UsageError(f"--target and --draft cannot be used: {error}\n  {OWN}") from error
+    except CheckpointError as error:
+        raise NoProviderError(asked=provider, why=str(error)) from error
+    _ahead[*pair.folders, assumed, place, provider] = oracle
     return oracle.not_ours
 
 

@@ -29,9 +29,9 @@ from harness.contract.settings import SpecConfig
 from harness.contract.trace import EOS, Event, Trace
 from harness.contract.types import Phase
 from harness.driving.footprint import CONTEXT_MIB
-from harness.driving.place import CPU, Place
+from harness.driving.pairs import weights_of
+from harness.driving.plan import CPU, Place
 from harness.driving.routed import with_turned_ties
-from harness.driving.tiny_pairs import weights_of
 from reference import lora
 from reference.constraints import Constraints
 from reference.logit_rules import Rules

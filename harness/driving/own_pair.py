@@ -1,10 +1,11 @@
 """A target and draft that the user named, as their files show them: what kind of pair it is, and its facts.
 
-It must not import torch, nor the reference, which is asked elsewhere what it can compute of it (`pairs.load_now`).
+It must not import torch, nor the reference, which is asked elsewhere what it can compute of it (`judging.load_now`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -13,12 +14,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from harness.contract import plain_files
 from harness.contract.conditions import NO_DRAFT, DraftFacts
 from harness.contract.settings import Algorithm
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
 from harness.driving.checkpoint_files import OWN, CheckpointFiles, layers_of_mtp, read_checkpoint
-from harness.driving.file_digests import sha256_of
+from harness.engines.dependencies import home, read_json
 
 #: Targets that SGLang drafts for with one MTP layer a step (its `enable_multi_layer_eagle`).
 MULTI_LAYER = ("MiMoV2", "Step3p5")
@@ -177,3 +179,19 @@ def _algorithm(target: CheckpointFiles, draft: CheckpointFiles) -> Algorithm:
         return "MTP"
     by_name = "Eagle3" in draft.architecture
     return "EAGLE3" if by_name or any(name in draft.tensors for name in OF_EAGLE3) else "EAGLE"
+
+
+KEPT = "digests.json"
+
+
+def sha256_of(file: Path) -> str:
+    """Of the file as it is now; a folder for what is kept that cannot be written costs the time again, nothing else."""
+    state, store = file.stat(), home() / KEPT
+    key = f"{file.resolve()} {state.st_size} {state.st_mtime_ns}"
+    if found := (read_json(store) or {}).get(key):
+        return str(found)
+    found = plain_files.sha256(file)
+    with contextlib.suppress(OSError):
+        store.parent.mkdir(parents=True, exist_ok=True)
+        plain_files.replace(store, json.dumps({**(read_json(store) or {}), key: found}).encode())
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness.contract import finding_pages
@@ -19,12 +19,9 @@ OF_SOURCE, OF_TESTS = ("cases", "harness", "reference"), ("cases/engine", "cases
 
 
 def own_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+    from harness.engines.dependencies import version_here  # which `eaglecheck --help` need not wait for
 
-    try:
-        return version("eaglecheck")
-    except PackageNotFoundError:
-        return "unknown"
+    return version_here("eaglecheck") or "unknown"
 
 
 def git_state() -> tuple[str, bool | None]:
@@ -46,22 +43,16 @@ def source_digest(root: Path = ROOT, pages: Path = finding_pages.FOLDER) -> str:
     It tells two states apart where neither has a commit, and a changed checkout from its commit.
     """
     found = hashlib.sha256()
-    for name, file in source_files(root, left_out=OF_TESTS):
+    for name, file in sorted((file.relative_to(root).as_posix(), file) for file in _source_files(root)):
         found.update(f"{name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
     for page in sorted(pages.glob("F-*.md")):
         found.update(f"{page.name}\0{hashlib.sha256(page.read_bytes()).hexdigest()}\n".encode())
     return found.hexdigest()
 
 
-def source_files(root: Path, *, left_out: Sequence[str]) -> list[tuple[str, Path]]:
-    """(name, file) of our own files below `root`, by name. left_out: folders below it."""
-    found = _below(root, {"__pycache__", *left_out})
-    return sorted((file.relative_to(root).as_posix(), file) for file in found)
-
-
-def _below(root: Path, left_out: set[str]) -> Iterator[Path]:
+def _source_files(root: Path) -> Iterator[Path]:
+    left_out = {root / name for name in OF_TESTS}
     for folder in OF_SOURCE:
         for here, inside, files in os.walk(root / folder):
-            below = Path(here).relative_to(root)
-            inside[:] = [name for name in inside if left_out.isdisjoint({name, (below / name).as_posix()})]
+            inside[:] = [name for name in inside if name != "__pycache__" and Path(here, name) not in left_out]
             yield from (Path(here, name) for name in files)

@@ -1,50 +1,25 @@
 """Which target and draft folders stand for a scenario's checkpoint: the tiny ones made on the spot, or the user's own.
 
-What the user's files show is refused before torch is imported (`own_pair`); the rest here by the reference, before an
-engine is booted: what it can compute is accepted, whatever it is called. This module must not import torch by itself.
+What the user's files show is refused before torch is imported (`own_pair`); the rest by the reference, before an engine
+is booted (`judging.load_now`): what it can compute is accepted, whatever it is called. This module must not import
+torch.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 from cases import checkpoints, pairs
-from harness.contract.providers import AUTO
+from cases.adapters import beside
+from cases.folders import made_once
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
-from harness.driving.checkpoint_files import OWN
 from harness.driving.own_pair import OwnPair
-from harness.driving.place import CPU, Place
-from harness.driving.tiny_pairs import root
+from harness.engines import envs
 from harness.engines.launch import dtype_on
-
-
-class NoProviderError(UsageError):
-    """A pair that no provider of rows knows: whether the witness judges it is another question. why: what each said."""
-
-    def __init__(self, *, asked: str, why: str) -> None:
-        super().__init__(
-            f"--reference {asked} does not know this pair: {why}\n  --reference witness needs no knowledge"
-        )
-        self.why = why
-
-
-def load_now(pair: OwnPair, *, assumed: tuple[str, ...] = (), place: Place = CPU, provider: str = AUTO) -> str:
-    """Read the user's pair as the reference will, before any engine is booted for it; why its target is not ours.
-
-    NoProviderError where it is of a kind that is not built; UsageError where it is damaged.
-    """
-    from harness.driving.judging import load_ahead
-    from reference.checkpoint import CheckpointError, DamagedError  # torch
-
-    try:
-        return load_ahead(*pair.folders, assumed, place, provider)
-    except DamagedError as error:
-        raise UsageError(f"--target and --draft cannot be used: {error}\n  {OWN}") from error
-    except CheckpointError as error:
-        raise NoProviderError(asked=provider, why=str(error)) from error
 
 
 def checkpoint_pairs(
@@ -71,3 +46,22 @@ def checkpoint_pairs(
             "  name a folder that can be written:  export EAGLECHECK_HOME=/path/with/space"
         ) from error
     return {name: (pair.target, pair.draft) for name, pair in made.items()}
+
+
+def root() -> Path:
+    """The folder of all of them."""
+    return envs.home() / "checkpoints"
+
+
+def weights_of(name: str, selector: str, *, source: str = "tensor") -> tuple[Path, ...]:
+    """The folders with a pair's target, draft, or all: from disk all is one folder, as MTP pairs are published."""
+    pair = checkpoints.make(name, root())
+    if selector == "all" and source == "disk":
+        return (made_once(beside(pair.target, "whole"), lambda place: _whole(pair, place)),)
+    return {"target": (pair.target,), "draft": (pair.draft,), "all": (pair.target, pair.draft)}[selector]
+
+
+def _whole(pair: checkpoints.Checkpoint, place: Path) -> None:
+    shutil.copy(pair.target / "config.json", place)
+    for folder in (pair.target, pair.draft):
+        shutil.copy(folder / "model.safetensors", place / f"{folder.name}.safetensors")

@@ -13,10 +13,22 @@ from harness.both_sides.leases import Request
 from harness.contract.providers import AUTO
 from harness.contract.scenario import Scenario
 from harness.driving.own_pair import OwnPair
-from harness.driving.place import CPU, Place
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CpuAttention, build_launch
 from harness.engines.process import Launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a reference computes: a torch device, the dtype weights are held in, and what it said it takes (MiB)."""
+
+    device: str = "cpu"
+    held: str = "float32"
+    said: int | None = None
+
+
+#: Where tiny pairs are computed.
+CPU = Place()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,10 @@ Each function says it with what to do instead, and nothing where there is no rea
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from packaging.version import Version
@@ -23,7 +24,7 @@ from harness.driving.own_pair import OwnPair
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import BACKENDS, DTYPES
 from harness.engines.served_models import cannot_be_drafted_for, has_no_class
-from harness.engines.server_args import not_there
+from harness.engines.server_args import not_taken
 
 #: What not every release has.
 SETTINGS: tuple[dict[str, str], ...] = tuple(
@@ -82,13 +83,8 @@ def called(scenario: Scenario, file: Path | None) -> str:
 
 def refusal(scenario: Scenario, *, version: str, device: str) -> str:
     """Why the scenario is not driven there, with what to do instead; empty if it is."""
-    return (
-        impossible(scenario.spec, scenario.engine, version=version, device=device)
-        or too_old(scenario, version=version, device=device)
-        or too_deep(scenario)
-        or unfollowed(scenario, version=version)
-        or unserved(scenario, version=version)
-    )
+    own = _of_pair(scenario, version, device), _of_script(scenario, version)
+    return impossible(scenario.spec, scenario.engine, version=version, device=device) or next(chain(*own), "")
 
 
 def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: str = "cpu") -> str:
@@ -152,15 +148,50 @@ def _set(name: str, spec: SpecConfig, engine: EngineConfig) -> bool:
     return bool(value.get(key[0]) if key else value)
 
 
-def too_old(scenario: Scenario, *, version: str, device: str) -> str:
-    """Why a release does not serve one of our pairs there; empty if it does, or it is none of ours."""
-    first = FIRST_WITH_PAIR.get((scenario.checkpoint, device))
-    if first is None or Version(version) >= first:
-        return ""
-    return (
-        f"checkpoint is {scenario.checkpoint!r}, which is not driven on SGLang {version} on {device}\n"
-        f"  allowed: another checkpoint, or a release from {first} on"
-    )
+def _of_pair(scenario: Scenario, version: str, device: str) -> Iterator[str]:
+    """What one of our pairs is not driven through: too old a release, more steps than it has layers, and where the
+    reference has no answer.
+
+    In CUDA graphs some releases run MTP rows once more (F-020). The reference follows that for layers that read the
+    target.
+    """
+    name, first = scenario.checkpoint, FIRST_WITH_PAIR.get((scenario.checkpoint, device))
+    if first is not None and Version(version) < first:
+        yield (
+            f"checkpoint is {name!r}, which is not driven on SGLang {version} on {device}\n"
+            f"  allowed: another checkpoint, or a release from {first} on"
+        )
+    if scenario.spec.num_steps > (most := DRAFT_LAYERS.get(name, math.inf)):
+        yield (
+            f"spec.num_steps is {scenario.spec.num_steps}, and each step needs a layer of its own in {name!r}\n"
+            f"  allowed: 1 to {most}"
+        )
+    refused = issues()["F-020"].releases
+    if scenario.engine.cuda_graph and name in CHAINED and refused.has(version):
+        yield (
+            f"the layers of {name!r} read each other's output, and in CUDA graphs SGLang {version} runs some of their "
+            "rows once more, which the reference does not follow\n"
+            f"  allowed: --disable-cuda-graph, or a release behind {refused.last}"
+        )
+
+
+def _of_script(scenario: Scenario, version: str) -> Iterator[str]:
+    """What a release, or what stands in for the network between two engines, does not serve of a script."""
+    if Version(version) <= LAST_WITHOUT_DRAFT_UPDATES and any(
+        (op.kind, op.source, op.selector) == ("update", "tensor", "draft") for op in scenario.script
+    ):
+        yield (
+            f"op 'update' of the draft alone, which SGLang {version} does not have\n"
+            "  allowed: selector target or all, or a newer release such as 0.5.23; or other scenarios, by --scenario"
+        )
+    taken_back = any(op.kind == "retract" and op.everybody for op in scenario.script)
+    if scenario.engine.disaggregation and taken_back and Version(version) >= FIRST_WITH_RECOMPUTE:
+        yield (
+            f"op 'retract' with engine.disaggregation, of every request: SGLang {version} then has prompts read again "
+            "on the prefill side, which the transfers of this version do not serve\n"
+            "  allowed: rids of op 'retract', which the decode side takes back by itself as when its pool runs out; "
+            f"engine.disaggregation false; or a release before {FIRST_WITH_RECOMPUTE}"
+        )
 
 
 def check_pair(own: OwnPair | None, env: EngineEnv, *, device: str) -> None:
@@ -209,60 +240,11 @@ def _of_model(one: CheckpointFiles, version: str, device: str) -> Iterator[str]:
         )
 
 
-def too_deep(scenario: Scenario) -> str:
-    """Why one of our pairs cannot draft so many steps; empty if it can, or is none of ours."""
-    most = DRAFT_LAYERS.get(scenario.checkpoint)
-    if most is None or scenario.spec.num_steps <= most:
-        return ""
-    return (
-        f"spec.num_steps is {scenario.spec.num_steps}, "
-        f"and each step needs a layer of its own in {scenario.checkpoint!r}\n"
-        f"  allowed: 1 to {most}"
-    )
-
-
-def unfollowed(scenario: Scenario, *, version: str) -> str:
-    """Why the reference has no answer to what SGLang `version` does there, with what to do instead; empty if it has.
-
-    In CUDA graphs some releases run MTP rows once more (F-020). The reference follows that for layers that read the
-    target.
-    """
-    refused = issues()["F-020"].releases
-    if scenario.engine.cuda_graph and scenario.checkpoint in CHAINED and refused.has(version):
-        return (
-            f"the layers of {scenario.checkpoint!r} read each other's output, and in CUDA graphs SGLang {version} runs "
-            "some of their rows once more, which the reference does not follow\n"
-            f"  allowed: --disable-cuda-graph, or a release behind {refused.last}"
-        )
-    return ""
-
-
-def unserved(scenario: Scenario, *, version: str) -> str:
-    """Why this release, or what stands in for the network between two engines, does not serve the script; else ""."""
-    if Version(version) <= LAST_WITHOUT_DRAFT_UPDATES and any(
-        (op.kind, op.source, op.selector) == ("update", "tensor", "draft") for op in scenario.script
-    ):
-        return (
-            f"op 'update' of the draft alone, which SGLang {version} does not have\n"
-            "  allowed: selector target or all, or a newer release such as 0.5.23; or other scenarios, by --scenario"
-        )
-    taken_back = any(op.kind == "retract" and op.everybody for op in scenario.script)
-    if scenario.engine.disaggregation and taken_back and Version(version) >= FIRST_WITH_RECOMPUTE:
-        return (
-            f"op 'retract' with engine.disaggregation, of every request: SGLang {version} "
-            f"then has prompts read again on the prefill side, which the "
-            "transfers of this version do not serve\n"
-            "  allowed: rids of op 'retract', which the decode side takes back by itself as when its pool runs out; "
-            f"engine.disaggregation false; or a release before {FIRST_WITH_RECOMPUTE}"
-        )
-    return ""
-
-
 def undrawn(scenario: Scenario, env: EngineEnv, *, device: str) -> str:
     """Why this release, as it was unpacked, cannot draw tokens that are asked for; empty if it can.
 
     On a GPU it cuts by `top_k`, which greedy requests set for a whole batch, and draws from the target's distribution
-    by flashinfer's kernels; rejection sampling alone is its own. Grammars are xgrammar's, of which a bundle has a stub.
+    by flashinfer's kernels; rejection sampling alone is its own. Grammars are xgrammar's, which older bundles lack.
     """
     backend = scenario.engine.grammar_backend
     if (
@@ -272,7 +254,8 @@ def undrawn(scenario: Scenario, env: EngineEnv, *, device: str) -> str:
     ):
         return (
             f"engine.grammar_backend is {backend}, which is not in the bundle that SGLang {env.version} came out of\n"
-            "  allowed: requests without grammars and engine.grammar_backend none; or an engine installed from an index"
+            "  allowed: requests without grammars and engine.grammar_backend none; a bundle packed anew; or an engine "
+            "installed from an index"
         )
     whole = device == "cpu" or not env.unpacked or any((part / "flashinfer").is_dir() for part in env.pythonpath)
     drawing = next((one for one in scenario.requests if not one.greedy), None)
@@ -304,8 +287,8 @@ def unattended(scenario: Scenario, env: EngineEnv) -> str:
 
 
 def untaken(scenario: Scenario, env: EngineEnv) -> str:
-    """Which argument of SGLang's own this release does not have; empty if it has all."""
-    return not_there(scenario.engine.server_args, version=env.version, package=env.package)
+    """Which argument of SGLang's own this release does not take, or not with that value; empty if it takes all."""
+    return not_taken(scenario.engine.server_args, version=env.version, package=env.package)
 
 
 def unpredicted(scenario: Scenario) -> str:

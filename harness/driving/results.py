@@ -152,10 +152,15 @@ class ScenarioResult:
 
 def mean_accept_length(results: Iterable[ScenarioResult]) -> float | None:
     """Tokens that a verify of one request committed on average, the bonus included; None without a verify."""
+    counts = _accepted(results)
+    return sum(length * count for length, count in counts.items()) / counts.total() if counts else None
+
+
+def _accepted(results: Iterable[ScenarioResult]) -> Counter[int]:
     counts: Counter[int] = Counter()
     for one in results:
         counts.update(one.accepted)
-    return sum(length * count for length, count in counts.items()) / counts.total() if counts else None
+    return counts
 
 
 def verdict_of(results: Sequence[ScenarioResult], *more: Verdict) -> Verdict:
@@ -166,9 +171,7 @@ def verdict_of(results: Sequence[ScenarioResult], *more: Verdict) -> Verdict:
 
 def hardly_agrees(results: Sequence[ScenarioResult]) -> list[str]:
     """What a draft that is next to never accepted leaves unseen: one line, none where it agrees or too little ran."""
-    counts: Counter[int] = Counter()
-    for one in results:
-        counts.update(one.accepted)
+    counts = _accepted(results)
     if counts.total() < LEAST_VERIFIES or counts.total() - counts[1] > MOST_AGREED * counts.total():
         return []
     longest = max(one.scenario.spec.most_steps for one in results) + 1
@@ -201,6 +204,7 @@ def _known(
         revert=setup.revert,
         reasons=verdict.reasons,
         draft=draft_facts(*map(Path, setup.pair)) if setup.pair and texts else NO_DRAFT,
+        coverage=verdict.coverage,
     )
 
     def is_one(signature: str, at: frozenset[Spot]) -> bool:

@@ -161,10 +161,9 @@ class Unpacker:
         found = current.read(event)
         ids = self._as_target(found["ids"], mapped=event["mapped"])  # SGLang itself maps when the next round begins
         probs = found["probs"].reshape(ids.shape)
-        width = 1 if event["layered"] else ids.shape[1]  # a column a layer, or all from one forward
-        for step, at in enumerate(range(0, ids.shape[1], width)):
+        for step, columns in enumerate(_columns(ids, probs, layered=event["layered"])):
             message = {"ev": "chosen", "phase": event["phase"], "step": step, **current.about(event["requests"])}
-            yield message, {"ids": ids[:, at : at + width], "probs": probs[:, at : at + width]}
+            yield message, columns
 
     def _tree(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
         found = current.read(event)
@@ -203,9 +202,8 @@ class Unpacker:
         about = current.about(range(len(lens)))
         ids = found["ids"].reshape(len(lens), -1)
         ids, probs = self._as_target(ids, mapped=event["mapped"]), found["probs"].reshape(ids.shape)
-        width = 1 if event.get("layered") else ids.shape[1]  # a column a layer, or all from one forward
         held = found.get("hidden")
-        for step, at in enumerate(range(0, ids.shape[1], width)):
+        for step, columns in enumerate(_columns(ids, probs, layered=event.get("layered", False))):
             where = {"phase": "PREBUILT", "step": step, **about}
             yield (
                 {"ev": "forward", **where, "lens": lens},
@@ -216,7 +214,7 @@ class Unpacker:
                     **({} if held is None else {"hidden_out": held, "hidden_rows": np.cumsum(lens) - 1}),
                 },
             )
-            yield {"ev": "chosen", **where}, {"ids": ids[:, at : at + width], "probs": probs[:, at : at + width]}
+            yield {"ev": "chosen", **where}, columns
         yield {"ev": "handed", "round": about["round"], "rids": current.rids, "prefixes": event["prefixes"]}, {}
 
     def _unbuilt(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
@@ -238,6 +236,13 @@ def _accept(
     owner = np.repeat(np.arange(len(lens)), lens)
     message = {"ev": "accept", "round": current.message["index"], "lens": lens}
     return message, {"nodes": nodes - owner * width, "tokens": tokens}
+
+
+def _columns(ids: np.ndarray, probs: np.ndarray, *, layered: bool) -> Iterator[Arrays]:
+    """Proposals [b, t] by the forward that they are from: a column a layer, or all of one."""
+    width = 1 if layered else ids.shape[1]
+    for at in range(0, ids.shape[1], width):
+        yield {"ids": ids[:, at : at + width], "probs": probs[:, at : at + width]}
 
 
 def _whole(current: _Round) -> Message:

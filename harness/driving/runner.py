@@ -61,7 +61,6 @@ class _Run:
     results: list[ScenarioResult] = field(default_factory=list)
     header: dict[str, Any] = field(default_factory=dict)
     boot_seconds: float = 0.0
-    waited_seconds: float = 0.0
     #: scenarios that need an engine of their own and were not begun, in their order
     later: list[Scenario] = field(default_factory=list)
     #: boot configuration -> when the plan's time limit is over for it
@@ -189,13 +188,9 @@ def _run_scenario(going: _Run, scenario: Scenario) -> None:
 
 def _wait_for(going: _Run, launch: Launch) -> None:
     """The engine that a scenario needs is up, and those that come after it may boot."""
-    start = time.monotonic()
     upcoming = going.later[: going.engines.ahead]
     going.engines.expect([going.plan.launch(one, lease=going.engines.lease) for one in upcoming], now=launch)
-    try:
-        going.engines.use(launch)
-    finally:
-        going.waited_seconds += time.monotonic() - start
+    going.engines.use(launch)
 
 
 def _drive(going: _Run, scenario: Scenario, launch: Launch) -> Trace:
@@ -279,7 +274,7 @@ def _result(going: _Run, verdict: Verdict, seconds: float) -> RunResult:
         results=tuple(going.results),
         verdict=verdict,
         cost=_cost(going, seconds),
-        pair=_pair(going.plan),
+        pair=None if going.plan.own is None else going.plan.own.facts(),
     )
 
 
@@ -298,30 +293,24 @@ def _left_behind(going: _Run) -> str:
     return f"{left}\n  look at those:  eaglecheck recheck {folder}" if judged else left
 
 
-def _loaded(one: Future[Oracle]) -> bool:
-    return one.done() and not one.cancelled() and one.exception() is None
-
-
 def _cost(going: _Run, total: float) -> Cost:
     spent = Counter[str]()
     for result in going.results:
         spent.update(result.seconds)
+    ended = [one for one in going.oracles.values() if one.done() and not one.cancelled()]
+    loaded = [one for one in ended if one.exception() is None]
     return Cost(
         boots=going.engines.boots,
         boot_seconds=going.boot_seconds,
-        waited_seconds=going.waited_seconds,
+        waited_seconds=going.engines.waited,
         engine_seconds=spent["engine"],
         reference_seconds=spent["reference"],
-        reference_mib=max((one.result().peak_mib for one in going.oracles.values() if _loaded(one)), default=0),
+        reference_mib=max((one.result().peak_mib for one in loaded), default=0),
         reference_said_mib=going.plan.place.said or 0,
         judge_seconds=spent["judge"],
         store_seconds=spent["store"],
         total_seconds=total,
     )
-
-
-def _pair(plan: Plan) -> dict[str, Any] | None:
-    return None if plan.own is None else plan.own.facts()
 
 
 def _manifest(plan: Plan) -> dict[str, Any]:
@@ -334,6 +323,6 @@ def _manifest(plan: Plan) -> dict[str, Any]:
         "git_dirty": dirty,
         "host": platform.node(),
         "python": sys.version.split()[0],
-        **({} if plan.own is None else {"pair": _pair(plan)}),
+        **({} if plan.own is None else {"pair": plan.own.facts()}),
         "engine": {**setup, "torch": plan.env.torch, "python": str(plan.env.python)},
     }

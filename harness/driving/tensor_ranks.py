@@ -7,7 +7,7 @@ bits. It must not judge: `checks.tensor_ranks` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,14 @@ from harness.contract.rows import LIST_COLUMNS, Rows
 from harness.contract.trace import Event, RoundRecord, Trace
 
 Found = tuple[int, dict[str, Any]]
-Values = Callable[[Trace, int], np.ndarray]
 
 #: Of a batch: what every rank does alike.
 OF_BATCH = ("scheduler_step", "mode", "rids", "attempts", "starts", "lens", "final", "forwards", "graphs", "num_steps")
-#: Integer columns that ranks share; before and after them come floats.
-INTS = ("round", "scheduler_step", "input_id", "position", "cache_slot", "parent", "slots_shared")
-HIDDEN = ("hidden_in", "hidden_out")
+#: Everything of a row that ranks share, in the order in which it comes about.
+OF_ROW = (
+    *("round", "scheduler_step", "input_id", "position", "cache_slot", "parent", "slots_shared", "slots_read"),
+    *("hidden_in", "hidden_out", "lse", *LIST_COLUMNS),
+)
 
 
 def compared(first: Trace, others: Mapping[tuple[int, int], Trace]) -> Iterator[Event]:
@@ -79,33 +80,25 @@ def _rows(first: Trace, other: Trace, dp_rank: int) -> Iterator[Found]:
         if first.rows.ints["dp_rank"][row] == dp_rank:
             yield _of_row(first.rows, row, column="row", first_rank="a row", this_rank="none")
     named = set[int]()
-    for column, values in _columns():
+    for column in OF_ROW:
         for mine, theirs in zip(pairs.engine.tolist(), pairs.reference.tolist(), strict=True):
-            one, two = values(first, mine), values(other, theirs)
+            one, two = _values(first, column, mine), _values(other, column, theirs)
             if mine not in named and not np.array_equal(one, two, equal_nan=one.dtype.kind == "f"):
                 named.add(mine)
                 yield _of_row(first.rows, mine, column=column, first_rank=one.tolist(), this_rank=two.tolist())
 
 
-def _columns() -> Iterator[tuple[str, Values]]:
-    """Everything of a row that ranks share, in the order in which it comes about: its values [w]."""
-    for name in INTS:
-        yield name, lambda trace, row, name=name: trace.rows.ints[name][row : row + 1]  # type: ignore[misc]
-    yield "slots_read", lambda trace, row: trace.rows.lists["slots_read"][row]
-    for name in HIDDEN:
-        yield name, lambda trace, row, name=name: _state(trace, name, row)  # type: ignore[misc]
-    yield "lse", lambda trace, row: trace.rows.floats["lse"][row : row + 1]
-    for name in LIST_COLUMNS:
-        yield name, lambda trace, row, name=name: trace.rows.lists[name][row]  # type: ignore[misc]
-
-
-def _state(trace: Trace, name: str, row: int) -> np.ndarray:
-    """float32 [h], or [0] of a row without one."""
-    place = int(trace.rows.ints[name][row])
-    if place < 0:
-        return np.empty(0, dtype=np.float32)
-    found: np.ndarray = trace.tensors[f"{name}.{trace.rows.strings['phase'][row]}"][place]
-    return found
+def _values(trace: Trace, column: str, row: int) -> np.ndarray:
+    """[w]: what a row has there; of a hidden state its floats [h], [0] of a row without one."""
+    rows = trace.rows
+    if column in rows.lists:
+        return rows.lists[column][row]
+    found: np.ndarray = (rows.floats if column in rows.floats else rows.ints)[column][row : row + 1]
+    if not column.startswith("hidden"):
+        return found
+    tensor = trace.tensors.get(f"{column}.{rows.strings['phase'][row]}", np.empty((0, 0), dtype=np.float32))
+    states: np.ndarray = tensor[found[found >= 0]]
+    return states.reshape(-1)
 
 
 def _of_row(rows: Rows, row: int, **data: Any) -> Found:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from harness.contract.script import Op
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.trace import ENDS, Trace
 from harness.contract.types import Phase
-from harness.driving.witness_rows import Expectation, expect
+from harness.driving.witness_rows import Expectation, by_slot, expect
 from harness.driving.witness_texts import NOTHING, Meaning
 
 #: Prompt tokens, and requests, that one witness scenario holds at most: their states are kept until it is read.
@@ -120,16 +121,9 @@ class Witness:
         ends = [one.name for one in trace.named(*ENDS)]
         self.ended = self.ended or bool(ends)
         self.faults |= dict.fromkeys(f"the witness ended early ({name})" for name in ends)
-        rows, by_rid = trace.rows, dict[str, dict[tuple[str, int, int], dict[int, int]]]()
-        ints = rows.ints
-        columns = [rows.strings["phase"], ints["committed"], ints["step"], ints["slot"], ints["attempt"]]
-        for row, (rid, phase, committed, step, slot, attempt) in enumerate(
-            zip(rows.strings["rid"].tolist(), *(column.tolist() for column in columns), strict=True)
-        ):
-            if attempt == 0:
-                by_rid.setdefault(rid, {}).setdefault((phase, committed, step), {})[slot] = row
+        rows = by_slot(trace.rows, "attempt", "rid", "phase", "committed", "step")
         for request in scenario.requests:
-            heard = _Heard(trace, by_rid.get(request.rid, {}), request.input_ids)
+            heard = _Heard(trace, rows, request)
             for meaning, row in heard.meanings(self.expected):
                 self._keep(trace, meaning, row)
             self.faults |= dict.fromkeys(heard.faults)
@@ -149,10 +143,8 @@ class Witness:
 class _Heard:
     """One request of a witness scenario: which of its rows are what a witness' rows must be."""
 
-    def __init__(
-        self, trace: Trace, rows: Mapping[tuple[str, int, int], Mapping[int, int]], prompt: Sequence[int]
-    ) -> None:
-        self._trace, self._rows, self._prompt = trace, rows, list(prompt)
+    def __init__(self, trace: Trace, rows: Mapping[tuple[Any, ...], Mapping[int, int]], request: RequestSpec) -> None:
+        self._trace, self._rows, self._rid, self._prompt = trace, rows, request.rid, list(request.input_ids)
         self.faults: list[str] = []
 
     def meanings(self, expected: Expectation) -> Iterator[tuple[Meaning, int]]:
@@ -173,7 +165,7 @@ class _Heard:
         text = texts.after(along[n], first)
         yield Meaning("draft", text), caught[-1]
         row, step = caught[-1], 0
-        while (n, step) in self._steps():
+        while (0, self._rid, Phase.DRAFT, n, step) in self._rows:
             token = self._chosen(row)
             drafted = None if token is None else self._found(Phase.DRAFT, n, step, [token], first=n + step)
             if token is None or drafted is None:
@@ -182,14 +174,11 @@ class _Heard:
             row, step, text = drafted[0], step + 1, texts.after(text, token)
             yield Meaning("draft", text, step), row
 
-    def _steps(self) -> set[tuple[int, int]]:
-        return {(committed, step) for phase, committed, step in self._rows if phase == Phase.DRAFT}
-
     def _found(
         self, phase: Phase, committed: int, step: int, tokens: Sequence[int], first: int = 0
     ) -> list[int] | None:
         """Row numbers of these tokens at positions first, first + 1, …; None if the rows are others."""
-        slots = self._rows.get((str(phase), committed, step), {})
+        slots = self._rows.get((0, self._rid, phase, committed, step), {})
         if sorted(slots) != list(range(len(tokens))):
             return None
         found, ints = [slots[slot] for slot in range(len(tokens))], self._trace.rows.ints

@@ -9,8 +9,10 @@ Symbols: c committed length, k steps, t topk, n tree nodes.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
@@ -18,8 +20,7 @@ from harness.contract.rows import Rows
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.contract.types import Phase
-from harness.driving.witness_texts import Meaning, Texts
-from harness.driving.witness_trees import Beam, Growth
+from harness.driving.witness_texts import Beam, Growth, Meaning, Texts
 from reference.engine_view import Conditions, EngineView
 from reference.timeline import RequestTimeline, timelines
 from reference.tree import Tree
@@ -85,20 +86,26 @@ def expect(scenario: Scenario, engine: Trace) -> Expectation:
     return found
 
 
+def by_slot(rows: Rows, *columns: str) -> dict[tuple[Any, ...], dict[int, int]]:
+    """What these columns hold -> slot -> number of the row."""
+    found: dict[tuple[Any, ...], dict[int, int]] = defaultdict(dict)
+    values = ({**rows.ints, **rows.strings}[name].tolist() for name in (*columns, "slot"))
+    for row, (*place, slot) in enumerate(zip(*values, strict=True)):
+        found[tuple(place)][slot] = row
+    return found
+
+
 class _Scores:
-    """What engine rows say of their proposals' probabilities: (rank, round, rid, phase, step) -> slot -> scores."""
+    """What engine rows say of their proposals' probabilities."""
 
     def __init__(self, rows: Rows) -> None:
-        self._found: dict[tuple[int, int, str, str, int], dict[int, tuple[float, ...]]] = {}
-        ints, scores = rows.ints, rows.lists["chosen_probs"]
-        columns = [ints["dp_rank"], ints["round"], rows.strings["rid"], rows.strings["phase"], ints["step"]]
-        for row, (*place, slot) in enumerate(zip(*(c.tolist() for c in columns), ints["slot"].tolist(), strict=True)):
-            if len(scores[row]):
-                self._found.setdefault(tuple(place), {})[slot] = tuple(scores[row].tolist())
+        self._scores = rows.lists["chosen_probs"]
+        self._rows = by_slot(rows, "dp_rank", "round", "rid", "phase", "step")
 
     def of(self, part: Part, phase: Phase, step: int = 0) -> Mapping[int, tuple[float, ...]]:
-        """By slot."""
-        return self._found.get((part.record.dp_rank, part.record.index, part.rid, str(phase), step), {})
+        """By slot, where there are some."""
+        slots = self._rows.get((part.record.dp_rank, part.record.index, part.rid, phase, step), {})
+        return {slot: tuple(self._scores[row].tolist()) for slot, row in slots.items() if len(self._scores[row])}
 
 
 #: The phase in which a part made the first proposals of the round behind it.
@@ -123,14 +130,14 @@ class _Request:
         for part, committed in self.timeline.parts:
             phase, length, mode = PROPOSING[part.record.mode], len(committed), part.record.mode
             if mode == "PREBUILT":
-                yield from self._handed(part)
+                yield from self._proposing(part, phase, range(part.start))
             elif mode == "PREFILL":
                 yield from self._prompt(part, (committed or self.view.target_choice(part)) if self.sampled else ())
                 length = part.length
             else:
                 yield from self._decoded(part, committed, self.view.conditions(part, before), before)
             if mode != "PREBUILT" and (not self.view.is_last(part) or self.view.has(part, phase)):
-                yield from self._caught_up(part, phase, length)
+                yield from self._proposing(part, phase, range(part.start, part.start + length))
             before = part
 
     def _prompt(self, part: Part, drawn: tuple[int, ...]) -> Iterator[Expected]:
@@ -147,34 +154,25 @@ class _Request:
                 drawn=drawn if last else (),
             )
 
-    def _caught_up(self, part: Part, phase: Phase, length: int) -> Iterator[Expected]:
-        """Draft rows c .. c+length-1, whose last one proposes; without those whose token is not known."""
-        c = part.start
-        stop = min(c + length, len(self.tokens) - 1)
-        drawn = self.view.proposed(part) if self.drafts_drawn else ()
-        for at in range(c, stop):
-            last = at == c + length - 1
+    def _proposing(self, part: Part, phase: Phase, places: range) -> Iterator[Expected]:
+        """Draft rows at these places, whose last one proposes; without those whose token is not known.
+
+        Of what a decode side holds after a hand-over only the last row's state is known, and no position.
+        """
+        handed = phase is Phase.PREBUILT
+        drawn = self.view.proposed(part) if self.drafts_drawn and not handed else ()
+        for slot, at in enumerate(places[: max(0, len(self.tokens) - 1 - places.start)]):
+            last = at == places[-1]
             yield Expected(
                 part=part,
                 phase=phase,
-                slot=at - c,
+                slot=slot,
                 input_id=self.tokens[at + 1],
-                position=at,
-                reads=Meaning("target", self.along[at + 1]),
+                position=-1 if handed else at,
+                reads=None if handed else Meaning("target", self.along[at + 1]),
                 says=Meaning("draft", self.along[at + 2]) if last else None,
                 choose=self.spec.eagle_topk if last else 0,
                 drawn=drawn if last else (),
-            )
-
-    def _handed(self, part: Part) -> Iterator[Expected]:
-        """What a decode side holds after a hand-over: a row a position, the last one with state and proposals."""
-        c = part.start
-        for slot in range(c):
-            last = slot == c - 1
-            says = Meaning("draft", self.along[c + 1]) if last else None
-            choose = self.spec.eagle_topk if last else 0
-            yield Expected(
-                part=part, phase=Phase.PREBUILT, slot=slot, input_id=self.tokens[slot + 1], says=says, choose=choose
             )
 
     def _decoded(

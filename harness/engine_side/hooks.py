@@ -16,8 +16,9 @@ from typing import Any
 
 from .clock import SGLANG, Clock
 
+Original = Callable[..., Any]
 #: Takes what an attribute holds, gives what it shall hold.
-Make = Callable[[Callable[..., Any]], Any]
+Make = Callable[[Original], Any]
 
 
 @dataclass(slots=True)
@@ -57,13 +58,22 @@ class ImportHooks(importlib.abc.MetaPathFinder):
     def _ask_the_others(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None
     ) -> importlib.machinery.ModuleSpec | None:
-        for finder in sys.meta_path:
-            if finder is self or not hasattr(finder, "find_spec"):
-                continue
-            spec = finder.find_spec(name, path, target)
-            if spec is not None:
-                return spec
-        return None
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        return next((found for one in others if (found := one.find_spec(name, path, target)) is not None), None)
+
+
+def around(call: Original) -> Make:
+    """For a function that is given the original before the arguments of the call. At each step of a scheduler a maker
+    of functions is better: this costs one call more.
+    """
+
+    def make(original: Original) -> Original:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return call(original, *args, **kwargs)
+
+        return wrapper
+
+    return make
 
 
 @dataclass(slots=True)

@@ -76,6 +76,14 @@ def python_tag() -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
+def version_here(name: str) -> str:
+    """The version of a package in this very interpreter, which is not imported; empty where there is none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
 def key() -> str:
     """Content hash of the pinned list (comments aside) and the Python it is installed for."""
     lines = (line.split("#")[0].strip() for line in REQUIREMENTS.read_text().splitlines())
@@ -256,16 +264,21 @@ def free_gb(path: Path) -> float:
 
 def read_marker(folder: Path) -> dict[str, Any] | None:
     """What READY.json says; None where there is none, or it is not whole."""
-    try:
-        data = json.loads(plain_files.content(folder / MARKER))
-    except (OSError, ValueError):
-        return None
-    return data if isinstance(data, dict) else None
+    return read_json(folder / MARKER)
 
 
 def write_marker(folder: Path, data: dict[str, Any]) -> None:
     """Declare the folder finished."""
     write_json(folder / MARKER, data)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file; None where there is none, or it is not whole."""
+    try:
+        data = json.loads(plain_files.content(path))
+    except (OSError, ValueError):
+        return None
+    return data if isinstance(data, dict) else None
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:

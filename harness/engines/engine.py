@@ -175,8 +175,11 @@ class Engine:
         False if one of them refused it. dp_rank: of the side that has several. fake: through SGLang's own transfer
         backend that moves nothing. generate: what SGLang's `generate` is given beside the sampling parameters.
         """
-        command: dict[str, Any] = {"op": "submit", "rid": self._tagged(rid), "prompt": prompt, "sampling": sampling}
-        command |= {
+        command: dict[str, Any] = {
+            "op": "submit",
+            "rid": self._tagged(rid),
+            "prompt": prompt,
+            "sampling": sampling,
             "generate": dict(generate),
             "priority": priority,
             "fake": fake,
@@ -240,7 +243,8 @@ class Engine:
         found = list[dict[str, Any]]()
         for rid, end in zip(asked, ends, strict=True):
             samples = end.get("samples")
-            found += [{**end, "rid": rid}] if samples is None else _numbered(rid, samples)
+            numbered = [(end, rid)] if samples is None else [(one, f"{rid}.{n}") for n, one in enumerate(samples, 1)]
+            found += [{**one, "rid": name} for one, name in numbered]
         return found
 
     def step(self, *, expect: list[str], meanwhile: Meanwhile = lambda _answered: None) -> list[StepReport]:
@@ -261,10 +265,6 @@ class Engine:
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.cleanup()
-
-
-def _numbered(rid: str, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{**end, "rid": f"{rid}.{number}"} for number, end in enumerate(samples, 1)]
 
 
 def _own(message: str, side: str) -> str:

@@ -1,4 +1,4 @@
-"""Engine environments: which SGLang releases can be had here, where they are, and installing one.
+"""Engine environments: which SGLang releases can be had here, where and how whole they are, and installing one.
 
 A release is its wheel alone, in `engines/<version>/site`, put in front of the shared dependencies (see
 `harness.engines.dependencies`); its own would name GPU builds and another torch for every release. One that came out of
@@ -9,19 +9,22 @@ This module must not import sglang or torch: it is asked before every engine sta
 
 from __future__ import annotations
 
+import base64
+import csv
 import hashlib
 import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
+from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
 
 from harness.engines import dependencies
-from harness.engines.dependencies import EnvError, Progress, home
+from harness.engines.dependencies import EnvError, Progress, home, version_here
 from harness.engines.releases import (
     NEWEST,
     SUPPORTED,
@@ -39,6 +42,8 @@ __all__ = [
     "EngineEnv",
     "EnvError",
     "UnknownReleaseError",
+    "changed",
+    "changed_files",
     "current",
     "ensure",
     "home",
@@ -83,19 +88,12 @@ def current() -> EngineEnv | None:
     if spec is None or spec.origin is None:  # a folder that happens to be called sglang has no origin
         return None
     return EngineEnv(
-        version=_version_here("sglang"),
+        version=version_here("sglang") or "unknown",
         python=Path(sys.executable),
         pythonpath=(),
-        torch=_version_here("torch"),
+        torch=version_here("torch") or "unknown",
         ready=True,
     )
-
-
-def _version_here(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def ensure(version: str, progress: Progress) -> EngineEnv:
@@ -216,6 +214,42 @@ def _install(version: str, *, lock: int, progress: Progress) -> None:
     digest = hashlib.sha256(record.read_bytes()).hexdigest()
     marker = {"version": version, "closure": dependencies.key(), "python": dependencies.python_tag(), "record": digest}
     dependencies.write_marker(folder, marker)
+
+
+def changed(env: EngineEnv) -> tuple[str, ...]:
+    """Files of a ready environment's SGLang that are not as published; of a commit, which nobody published, none."""
+    package = env.package
+    return () if env.tree is not None or package is None else _changed(package.parent, env.left_out)
+
+
+@cache
+def _changed(site: Path, left_out: tuple[str, ...]) -> tuple[str, ...]:
+    return changed_files(site, left_out=left_out)
+
+
+def changed_files(site: Path, *, left_out: Sequence[str] = ()) -> tuple[str, ...]:
+    """Files of SGLang's wheel that are gone or differ from the hashes it was published with.
+
+    left_out: patterns of files that a bundle does without.
+    """
+    record = next(iter(site.glob("sglang-*.dist-info/RECORD")), None)
+    if record is None:
+        return ("RECORD",)
+    with record.open(newline="") as rows:
+        published = [(row[0], row[1]) for row in csv.reader(rows) if len(row) > 1 and row[1].startswith("sha256=")]
+    own = (
+        (name, digest)
+        for name, digest in published
+        if name.startswith("sglang/") and not any(fnmatch(name, pattern) for pattern in left_out)
+    )
+    return tuple(name for name, digest in own if _sha256(site / name) != digest)
+
+
+def _sha256(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    digest = hashlib.sha256(path.read_bytes()).digest()
+    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def main(versions: Sequence[str]) -> int:

@@ -17,8 +17,7 @@ from harness.both_sides.leases import Request
 from harness.contract.finding_pages import issues
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.trace import EOS
-from harness.engines import published
-from harness.engines.envs import EngineEnv, home
+from harness.engines.envs import EngineEnv, changed, home
 from harness.engines.process import REVERT, Launch
 
 CpuAttention = Literal["torch", "interpreted"]
@@ -93,7 +92,10 @@ def build_launch(
         overlap = compat.default_overlap(env.version, topk=spec.eagle_topk, device=device)
     folders = {"model_path": str(target), "speculative_draft_model_path": str(draft)}
     boot: dict[str, Any] = {
-        **_installation(env),
+        "release": env.version,
+        "tree": None if env.tree is None else str(env.tree),
+        "slimmed": list(env.slimmed),
+        "changed_files": list(changed(env)),
         "device": device,
         "probe": "full" if probe else "off",
         "overlap": overlap,
@@ -120,15 +122,6 @@ def build_launch(
         **_switches(engine, lora=bool(adapters), eos=eos, mutants_in_graphs=mutants_in_graphs),
     }
     return _sides(Launch(python=env.python, pythonpath=env.pythonpath, boot=boot, ranks=engine.tp_size), engine)
-
-
-def _installation(env: EngineEnv) -> dict[str, Any]:
-    return {
-        "release": env.version,
-        "tree": None if env.tree is None else str(env.tree),
-        "slimmed": list(env.slimmed),
-        "changed_files": list(published.changed(env)),
-    }
 
 
 def _arguments(spec: SpecConfig, engine: EngineConfig, device: str, *, overlap: bool) -> dict[str, Any]:

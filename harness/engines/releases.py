@@ -9,7 +9,6 @@ not import sglang or torch.
 from __future__ import annotations
 
 import importlib.util
-import json
 import subprocess
 import sys
 import time
@@ -20,7 +19,6 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from harness.both_sides import compat
-from harness.contract import plain_files
 from harness.contract.usage import nearest
 from harness.engines import dependencies
 from harness.engines.dependencies import EnvError
@@ -188,10 +186,10 @@ def _ask_pip() -> tuple[tuple[str, ...], str]:
 
 
 def _read() -> tuple[tuple[str, ...], float] | None:
+    data = dependencies.read_json(_path()) or {}
     try:
-        data = json.loads(plain_files.content(_path()))
         return tuple(str(name) for name in data["versions"]), float(data["when"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +10,7 @@ from typing import Any
 
 from harness.contract.settings import EngineConfig
 from harness.contract.usage import UsageError, meant
+from harness.engines.declared_arguments import declared
 
 #: Said of what is the same for every engine.
 FIXED = "every engine is started with eaglecheck's own"
@@ -138,26 +137,18 @@ def typed(server_args: Mapping[str, Any]) -> str:
     return " ".join(f"--server-arg {shlex.quote(f'{name}={value}')}" for name, value in values)
 
 
-def not_there(server_args: Mapping[str, Any], *, version: str, package: Path | None) -> str:
+def not_taken(server_args: Mapping[str, Any], *, version: str, package: Path | None) -> str:
     """Why a release does not take these, as its sources declare its arguments; empty if it does, or cannot be read.
 
     package: the release's folder `sglang`. Nothing of it is imported.
     """
-    declared = _declared(package) if server_args and package is not None else frozenset[str]()
-    strange = next((name for name in server_args if name not in declared), "") if "model_path" in declared else ""
-    if not strange:
-        return ""
-    return (
-        f"engine.server_args has {strange}, and SGLang {version} has no such argument{meant(strange, declared)}\n"
-        f"  leave --server-arg {strange} out, or type it as  --server-arg NAME=VALUE, by SGLang's name"
-    )
-
-
-@functools.cache
-def _declared(package: Path) -> frozenset[str]:
-    """Names with a type in the classes of arguments: of one file, in newer releases of a folder beside it too."""
-    files = (package / "srt" / "server_args.py", *sorted((package / "srt" / "arg_groups").rglob("*.py")))
-    trees = (ast.parse(file.read_bytes()) for file in files if file.is_file())
-    parts = (part for tree in trees for one in tree.body if isinstance(one, ast.ClassDef) for part in one.body)
-    names = (part.target for part in parts if isinstance(part, ast.AnnAssign))
-    return frozenset(name.id for name in names if isinstance(name, ast.Name))
+    arguments = declared(package) if server_args and package is not None else {}
+    for name, value in server_args.items() if "model_path" in arguments else ():
+        if name not in arguments:
+            return (
+                f"engine.server_args has {name}, and SGLang {version} has no such argument{meant(name, arguments)}\n"
+                f"  leave --server-arg {name} out, or type it as  --server-arg NAME=VALUE, by SGLang's name"
+            )
+        if allowed := arguments[name].refuses(value):
+            return f"engine.server_args.{name} is {value!r}, which SGLang {version} does not take\n  allowed: {allowed}"
+    return ""

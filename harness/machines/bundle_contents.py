@@ -177,21 +177,14 @@ def differences(
     version: str, wanted: dict[str, Requirement], *, own_torch: bool, flashinfer: bool = False
 ) -> tuple[Difference, ...]:
     """Where what is carried is not what this release asks for, and what it gets nothing of."""
-    found = []
-    beside = {FLASHINFER: _BESIDE["version"]} if flashinfer else {}
-    for name, there in {**carried(wanted, own_torch=own_torch), **CONTROL, **beside}.items():
-        asked = wanted.get(name)
-        if asked is not None and not asked.specifier.contains(there, prereleases=True):
-            reason = DIFFERENT_BECAUSE.get(name, TABLES["different_anyway"])
-            found.append(Difference(name=name, wanted=str(asked.specifier), carried=there, reason=reason))
-    if own_torch and not flashinfer and FLASHINFER in wanted:
-        reason = _BESIDE["reason"]
-        found.append(Difference(name=FLASHINFER, wanted=str(wanted[FLASHINFER].specifier), carried="", reason=reason))
-    for name, (first, reason) in FROM.items():
-        if name in wanted and not is_from(version, first):
-            found.append(Difference(name=name, wanted=str(wanted[name].specifier), carried="", reason=reason))
-    for name in sorted(set(wanted) & set(LEFT_OUT)):
-        if name != "torch":
-            reason = LEFT_OUT[name]
-            found.append(Difference(name=name, wanted=str(wanted[name].specifier), carried="", reason=reason))
-    return tuple(found)
+    there = carried(wanted, own_torch=own_torch) | CONTROL | ({FLASHINFER: _BESIDE["version"]} if flashinfer else {})
+    others = [name for name in there if name in wanted and not wanted[name].specifier.contains(there[name], True)]
+    reasons = {name: DIFFERENT_BECAUSE.get(name, TABLES["different_anyway"]) for name in others}
+    reasons |= {FLASHINFER: _BESIDE["reason"]} if own_torch and not flashinfer else {}
+    reasons |= {name: reason for name, (first, reason) in FROM.items() if not is_from(version, first)}
+    reasons |= {name: reason for name, reason in sorted(LEFT_OUT.items()) if name != "torch"}
+    return tuple(
+        Difference(name=name, wanted=str(wanted[name].specifier), carried=there.get(name, ""), reason=reason)
+        for name, reason in reasons.items()
+        if name in wanted
+    )

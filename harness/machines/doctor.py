@@ -23,7 +23,6 @@ from packaging.version import Version
 
 from harness.contract.words import counted, some
 from harness.engines import dependencies, envs, temporary_folders
-from harness.engines.published import changed_files
 from harness.engines.releases import drivable
 from harness.machines import doctor_gpu
 from harness.machines.doctor_gpu import Answer, missing, ok, warn
@@ -68,7 +67,7 @@ def _platform() -> Iterator[Answer]:
 
 def _packages() -> Iterator[Answer]:
     wanted = [one for one in map(Requirement, _wanted()) if one.marker is None or one.marker.evaluate({"extra": ""})]
-    here = {one.name: _installed(one.name) for one in wanted}
+    here = {one.name: dependencies.version_here(one.name) for one in wanted}
     absent = sorted(name for name, version in here.items() if not version)
     if not wanted:
         yield warn("eaglecheck itself is not installed here, so its list of packages is unknown", "make setup")
@@ -88,13 +87,6 @@ def _wanted() -> list[str]:
         return list(tomllib.loads(PROJECT.read_text())["project"]["dependencies"])
     except OSError:
         return []
-
-
-def _installed(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _resources() -> Iterator[Answer]:
@@ -203,7 +195,7 @@ def _release(engine: envs.EngineEnv, name: str) -> Answer:
         return warn(f"{site.parent} is no release that can be driven", remove, name=name)
     if not engine.ready:  # a release of our tests is needed for a run; any other is somebody's own wish
         return (warn if standing else missing)(engine.why, _install(engine.version), name=name)
-    if changed := changed_files(site):
+    if changed := envs.changed_files(site):
         return _damaged(changed, f"{remove} && {_install(engine.version)}", name)
     return ok(f"as published, in {site.parent}" + (f"; {standing}" if standing else ""), name=name)
 
@@ -213,7 +205,7 @@ def _unpacked(engine: envs.EngineEnv, name: str) -> Answer:
     if not engine.ready:
         return missing(engine.why, UNPACK, name=name)
     site = next((path for path in engine.pythonpath if list(path.glob("sglang-*.dist-info"))), engine.pythonpath[0])
-    if changed := changed_files(site, left_out=engine.left_out):
+    if changed := envs.changed_files(site, left_out=engine.left_out):
         return _damaged(changed, f"rm -r {shlex.quote(str(site))} && {UNPACK}", name)
     torch = f"with its own torch {engine.torch}" if engine.own_torch else f"for torch {engine.torch}"
     return ok(f"as published, out of a bundle, {torch}", name=name)

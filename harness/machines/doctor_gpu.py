@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ FREE_MIB = 4096  # an engine with a tiny pair, its graphs and its CUDA context
 DTYPES = "float16, bfloat16"  # sgl_kernel.rmsnorm has no float32, up to and with 0.4.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
     """One answer of a probe. `missing` stops a run, `warn` does not; `fix` is what to type, where that helps.
 
@@ -43,16 +44,7 @@ class Answer:
     name: str = ""
 
 
-def ok(detail: str, fix: str = "", *, name: str = "") -> Answer:
-    return Answer(status="ok", detail=detail, fix=fix, name=name)
-
-
-def warn(detail: str, fix: str = "", *, name: str = "") -> Answer:
-    return Answer(status="warn", detail=detail, fix=fix, name=name)
-
-
-def missing(detail: str, fix: str = "", *, name: str = "") -> Answer:
-    return Answer(status="missing", detail=detail, fix=fix, name=name)
+ok, warn, missing = partial(Answer, "ok"), partial(Answer, "warn"), partial(Answer, "missing")
 
 
 def by_driver(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:

@@ -11,7 +11,6 @@ import platform
 import re
 import shutil
 import sys
-from importlib import metadata
 from pathlib import Path
 
 from harness.engines import dependencies
@@ -25,7 +24,8 @@ TOOLKIT = Path("/usr/local/cuda")
 
 def check_machine(manifest: Manifest, progress: Progress) -> None:
     """BundleError if this Python, its torch, the C library, the card or the packages beside torch do not fit."""
-    again = f"pack one that fits where an index is:  eaglecheck engines pack {_versions(manifest)} --output FILE"
+    versions = " ".join(release.version for release in manifest.releases)
+    again = f"pack one that fits where an index is:  eaglecheck engines pack {versions} --output FILE"
     if dependencies.python_tag() != manifest.python:
         raise BundleError(
             f"the bundle is for Python {manifest.python}, this is {dependencies.python_tag()} at {sys.executable}",
@@ -87,10 +87,6 @@ def beside_torch() -> Path:
     return Path(spec.origin).parents[1] if spec is not None and spec.origin is not None else Path("/nonexistent")
 
 
-def _versions(manifest: Manifest) -> str:
-    return " ".join(release.version for release in manifest.releases)
-
-
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
@@ -125,8 +121,6 @@ def build_of(text: str) -> str:
 def _lacking(expected: str) -> str:
     """What is wrong with one expected package ('name' or 'name<2'), empty if nothing is."""
     name, _, below = expected.partition("<")
-    try:
-        version = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return expected
-    return f"{expected} ({version} is there)" if below and _numbers(version) >= _numbers(below) else ""
+    version = dependencies.version_here(name)
+    too_new = below and _numbers(version) >= _numbers(below)
+    return expected if not version else f"{expected} ({version} is there)" if too_new else ""

@@ -25,7 +25,7 @@ def tree(job: Job, pins: dict[str, str], sglang: Path) -> str:
     EnvError where the release, of this wheel, imports more of it wherever it runs.
     """
     found = job.fetch(pins | {"nvidia-curand": CUDA_HEADERS["nvidia-curand"][1]})
-    files = Files()
+    files = Files(archive="flashinfer", stands_for=("flashinfer",))
     wheels.add_wheel(files, found[FLASHINFER], bundle_contents.FLASHINFER_RULES)
     wheels.add_wheel(files, found["nvidia-curand"], [Rule(pattern="*", reason="all but headers")])
     files.content |= _curand_headers(found["nvidia-curand"])
@@ -35,9 +35,7 @@ def tree(job: Job, pins: dict[str, str], sglang: Path) -> str:
             f"{sglang.name} imports names on every card that its bundle would lack: {', '.join(lacking)}",
             next_step=f"find out what calls them, and add them to flashinfer's files in {bundle_contents.TABLE}",
         )
-    tree = job.add(f"flashinfer-{pins[FLASHINFER]}", files, archive="flashinfer")
-    job.stubs[tree] = ("flashinfer",)
-    return tree
+    return job.add(f"flashinfer-{pins[FLASHINFER]}", files)
 
 
 def _curand_headers(path: Path) -> dict[str, bytes]:

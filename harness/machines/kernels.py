@@ -39,7 +39,8 @@ def save(path: Path, *, progress: Progress) -> Manifest:
             f"no kernels have been compiled in {folder()}",
             next_step="compile them:  eaglecheck engines unpack FILE --warm",
         )
-    name = f"kernels-{_identity(files)}"
+    content = [(str(one.relative_to(folder())), one.read_bytes()) for one in files]
+    name = bundle.tree_name("kernels", content)
     work = dependencies.home() / f".{name}"
     work.mkdir(parents=True, exist_ok=True)
     packed = work / f"{name}.tar.xz"
@@ -70,11 +71,6 @@ def save(path: Path, *, progress: Progress) -> Manifest:
     shutil.rmtree(work)
     progress(f"{path}: {len(files)} files of compiled kernels, {path.stat().st_size / 2**20:.1f} MiB")
     return manifest
-
-
-def _identity(files: list[Path]) -> str:
-    content = [(str(one.relative_to(folder())), one.read_bytes()) for one in files]
-    return bundle.tree_name("", content).removeprefix("-")
 
 
 def restore(reader: Reader, *, progress: Progress) -> None:

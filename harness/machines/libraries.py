@@ -82,9 +82,7 @@ def _useless(images: Sequence[Image], wanted: int) -> list[Image]:
 
 def _strip(image: bytearray) -> None:
     """Takes out every section that the loader does not map, and cuts off what that leaves at the end."""
-    (table,) = struct.unpack_from("<Q", image, 0x28)
-    _size, count, names = struct.unpack_from("<HHH", image, 0x3A)
-    rows = [list(SECTION.unpack_from(image, table + number * SECTION.size)) for number in range(count)]
+    rows, names = _table(image)
     texts = bytes(image[rows[names][4] : rows[names][4] + rows[names][5]])
     end = 0
     for number, (_name, kind, flags, _address, offset, size, *_) in enumerate(rows):
@@ -102,10 +100,15 @@ def _strip(image: bytearray) -> None:
         image += SECTION.pack(*row)
 
 
-def _sections(image: bytearray) -> Iterator[Section]:
+def _table(image: bytearray) -> tuple[list[list[int]], int]:
+    """The rows of SECTION, and which of them is of the sections' names."""
     (table,) = struct.unpack_from("<Q", image, 0x28)
     _size, count, names = struct.unpack_from("<HHH", image, 0x3A)
-    rows = [SECTION.unpack_from(image, table + number * SECTION.size) for number in range(count)]
+    return [list(SECTION.unpack_from(image, table + number * SECTION.size)) for number in range(count)], names
+
+
+def _sections(image: bytearray) -> Iterator[Section]:
+    rows, names = _table(image)
     for name, kind, _flags, _address, offset, length, *_ in rows:
         size = 0 if kind == NO_BITS else length
         yield Section(name=_text(image, rows[names][4] + name), offset=offset, size=size)

@@ -58,7 +58,7 @@ def pack(
         )
         dependencies.check_room(NEED_GB, what="to pack")
         sources = _sglang_wheels(job, versions)
-        control = [_control(job)]
+        control = [job.add_wheels("control", job.fetch({**CONTROL, **CONTROL_TESTS}).values(), archive="base")]
         releases = tuple(_release(job, version, sources[version], control) for version in versions)
         manifest = _manifest(job, releases, control)
         if part:
@@ -81,11 +81,11 @@ def _base(job: Job, carried: dict[str, str]) -> str:
     """The dependencies that releases share, at one version each, with flashinfer's kernels compiled; made once."""
     if (key := str(sorted(carried.items()))) not in job.bases:
         found = job.fetch(carried)
-        files = Files()
+        files = Files(archive="base")
         for name, path in found.items():
             wheels.add_wheel(files, path, job.rules(name))
         files.content |= flashinfer.kernels(job, found) if FLASHINFER in carried else {}
-        job.bases[key] = job.add("base", files, archive="base")
+        job.bases[key] = job.add("base", files)
     return job.bases[key]
 
 
@@ -101,13 +101,9 @@ def _torch(job: Job, version: str) -> tuple[list[str], str]:
             next_step="name a torch of the same CUDA:  --torch VERSION+" + build.partition("+")[2],
         )
     job.progress(f"torch {build}: stripping")
-    torch = job.add_wheels(f"torch-{version}", [found[name] for name in ("torch", *wanted)], archive="torch")
-    job.machine[torch] = tuple(bundle_contents.MACHINE)
+    own = [found[name] for name in ("torch", *wanted)]
+    torch = job.add_wheels(f"torch-{version}", own, archive="torch", machine=bundle_contents.MACHINE)
     return [torch, job.add_wheels(f"triton-{beside['triton']}", [found["triton"]], archive="triton")], build
-
-
-def _control(job: Job) -> str:
-    return job.add_wheels("control", job.fetch({**CONTROL, **CONTROL_TESTS}).values(), archive="base")
 
 
 def _release(job: Job, version: str, sglang: Path, control: Sequence[str]) -> Release:
@@ -137,27 +133,13 @@ def _release(job: Job, version: str, sglang: Path, control: Sequence[str]) -> Re
 
 
 def _stub(job: Job, name: str, files: dict[str, str]) -> str:
-    tree = job.add(name, Files(content={place: text.encode() for place, text in files.items()}), archive="base")
-    job.stubs[tree] = tuple(dict.fromkeys(place.partition("/")[0] for place in files))
-    return tree
+    content = {place: text.encode() for place, text in files.items()}
+    packages = dict.fromkeys(place.partition("/")[0] for place in files)
+    return job.add(name, Files(archive="base", content=content, stands_for=tuple(packages)))
 
 
 def _manifest(job: Job, releases: tuple[Release, ...], control: Sequence[str]) -> Manifest:
     used = {name for release in releases for name in release.trees}
-    trees = tuple(
-        Tree(
-            name=name,
-            archive=job.archives[name],
-            files=len(files.content),
-            size=sum(map(len, files.content.values())),
-            wheels=tuple(files.wheels),
-            slimmed=tuple(files.slimmed),
-            machine=job.machine.get(name, ()),
-            stands_for=job.stubs.get(name, ()),
-        )
-        for name, files in job.trees.items()
-        if name in used
-    )
     expects = bundle_contents.ON_RUNNER + bundle_contents.CONTROL_ON_RUNNER
     return Manifest(
         python=job.python,
@@ -167,7 +149,7 @@ def _manifest(job: Job, releases: tuple[Release, ...], control: Sequence[str]) -
         expects=tuple(sorted(expects)),
         control=tuple(control),
         releases=releases,
-        trees=trees,
+        trees=tuple(files.tree(name) for name, files in job.trees.items() if name in used),
         archives=(),
     )
 
@@ -180,16 +162,14 @@ def _only_part(job: Job, manifest: Manifest, part: str) -> Manifest:
         version = next((one.version for one in tree.wheels if one.name == wheel), None)
         if version is None or tree.archive == part:  # flashinfer beside a torch of its own has no use for sources
             continue
-        files = Files()
+        files = Files(archive=part)
         wheels.add_wheel(files, job.fetch({wheel: version})[wheel], bundle_contents.RULES[wheel], part=part)
         name = bundle.tree_name(part, list(files.content.items()))
-        before = trees.get(name)
-        trees[name] = Tree(
-            name=name,
-            archive=part,
-            files=len(files.content),
-            size=sum(map(len, files.content.values())),
-            wheels=(*(before.wheels if before else ()), *files.wheels),
+        own, before = files.tree(name), trees.get(name)
+        trees[name] = replace(
+            own,
+            wheels=(*(before.wheels if before else ()), *own.wheels),
+            slimmed=(),
             into=(*(before.into if before else ()), tree.name),
         )
         job.trees[name] = files

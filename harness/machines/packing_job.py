@@ -16,7 +16,7 @@ from harness.machines.wheels import Files
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """include: parts that are packed with the releases. The tables are by a tree's full name but for `bases`."""
+    """bases: what is carried -> its tree. trees: by full name. glibc: the 2.x that what was fetched needs."""
 
     torch: str
     python: str
@@ -26,11 +26,8 @@ class Job:
     with_torch: bool
     cards: int
     include: frozenset[str]  # parts that are packed with the releases
-    bases: dict[str, str] = field(default_factory=dict)  # what is carried → tree
-    trees: dict[str, Files] = field(default_factory=dict)  # by full name
-    archives: dict[str, str] = field(default_factory=dict)  # tree → archive
-    machine: dict[str, tuple[str, ...]] = field(default_factory=dict)  # tree → folders of the machine in it
-    stubs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # tree → packages that it stands for
+    bases: dict[str, str] = field(default_factory=dict)
+    trees: dict[str, Files] = field(default_factory=dict)
     glibc: int = 0
 
     @property
@@ -45,15 +42,14 @@ class Job:
     def rules(self, wheel: str) -> list[Rule]:
         return [rule for rule in bundle_contents.RULES.get(wheel, ()) if rule.part not in self.include]
 
-    def add(self, stem: str, files: Files, *, archive: str) -> str:
+    def add(self, stem: str, files: Files) -> str:
         name = bundle.tree_name(stem, list(files.content.items()))
         self.trees[name] = files
-        self.archives[name] = archive
         return name
 
-    def add_wheels(self, stem: str, paths: Iterable[Path], *, archive: str) -> str:
-        files = Files()
+    def add_wheels(self, stem: str, paths: Iterable[Path], *, archive: str, machine: Iterable[str] = ()) -> str:
+        files = Files(archive=archive, machine=tuple(machine))
         for path in paths:
             name = parse_wheel_filename(path.name)[0]
             wheels.add_wheel(files, path, self.rules(name))
-        return self.add(stem, files, archive=archive)
+        return self.add(stem, files)

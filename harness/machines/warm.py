@@ -19,10 +19,10 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import EngineConfig, SpecConfig
+from harness.driving.plan import Setup
 from harness.engines import dependencies, envs
 from harness.engines.bare import Bare, Running, started
 from harness.engines.dependencies import EnvError, Progress
-from harness.engines.launch import build_launch
 
 CHECKPOINT = "eagle-head64"
 SECONDS = 400  # a boot takes about 60 s, and its kernels as long again where nothing is compiled yet
@@ -75,13 +75,11 @@ def _started(version: str, *, dtype: Any, topk: int, graphs: bool) -> contextlib
         script=(Op(kind="submit", rids=tuple(PROMPTS)), Op(kind="drain")),
     )
     pair = checkpoints.make(CHECKPOINT, dependencies.home() / "checkpoints")
-    launch = build_launch(
+    launch = Setup(release=version, device="cuda").launch(
+        scenario,
         env=envs.state(version),
-        spec=scenario.spec,
-        engine=scenario.engine,
-        target=pair.target,
-        draft=pair.draft,
-        device="cuda",
+        folders=(pair.target, pair.draft),
+        own=None,
         lease=leases.request(),
         probe=False,
     )

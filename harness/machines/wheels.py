@@ -21,7 +21,7 @@ from harness.contract import plain_files
 from harness.engines import dependencies
 from harness.engines.dependencies import EnvError, Progress
 from harness.machines import bundle_contents, libraries
-from harness.machines.bundle import LeftOut, Wheel
+from harness.machines.bundle import LeftOut, Tree, Wheel
 from harness.machines.bundle_contents import Rule
 
 #: glibc versions that a manylinux tag may name; pip matches a platform exactly, so each is offered.
@@ -31,11 +31,27 @@ OLD_TAGS = {"manylinux2014": 17, "manylinux2010": 12, "manylinux1": 5}
 
 @dataclass(slots=True, kw_only=True)
 class Files:
-    """What is to be packed into one tree, by path, and where it came from."""
+    """What is to be packed into one tree, by path, and what its bundle says of that; see `bundle.Tree`."""
 
+    archive: str
     content: dict[str, bytes] = field(default_factory=dict)
     wheels: list[Wheel] = field(default_factory=list)
     slimmed: list[LeftOut] = field(default_factory=list)
+    machine: tuple[str, ...] = ()
+    stands_for: tuple[str, ...] = ()
+
+    def tree(self, name: str) -> Tree:
+        """These files as a tree of that full name."""
+        return Tree(
+            name=name,
+            archive=self.archive,
+            files=len(self.content),
+            size=sum(map(len, self.content.values())),
+            wheels=tuple(self.wheels),
+            slimmed=tuple(self.slimmed),
+            machine=self.machine,
+            stands_for=self.stands_for,
+        )
 
 
 def fetch(wanted: dict[str, str], *, python: str, folder: Path, lock: int, progress: Progress) -> dict[str, Path]:

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from harness.contract.types import Outcome
 from harness.contract.words import brief, counted, percent, some
 from harness.night.judge import Group, Judgement, Status
 from harness.night.records import CellResult, Night
 from reports.live import STYLE
-from reports.prose import heading, say
+from reports.prose import heading, say, table_of
 
 #: Cells named in one line before "and N more".
 SHOWN = 3
@@ -53,8 +51,11 @@ def render_night(console: Console, judged: Judgement, *, folder: Path, kept: boo
         groups = judged.of(status)
         if groups:
             heading(console, title)
-        for group in groups:
-            render_group(console, group, night=night, folder=folder)
+        if status is Status.KNOWN:
+            _known(console, groups, night=night)
+        else:
+            for group in groups:
+                render_group(console, group, night=night, folder=folder)
     _trends(console, judged)
     left_out = night.plan.not_planned
     for title, sentences in (("not planned", left_out), ("wrong", judged.wrong), ("incomplete", judged.incomplete)):
@@ -71,6 +72,15 @@ def render_night(console: Console, judged: Judgement, *, folder: Path, kept: boo
             f"{folder} has no night.json, and counts for nothing; its reproducers are those of the cells driven",
         )
     say(console, verdict_line(judged), style=STYLE[judged.outcome])
+
+
+def _known(console: Console, groups: Sequence[Group], *, night: Night) -> None:
+    """What each is known as, once, and under it where it showed."""
+    for why in dict.fromkeys(group.why for group in groups):
+        say(console, f"  {why}", style="bold")
+        for group in groups:
+            if group.why == why:
+                say(console, f"    {group.engine}{night.plan.taken_out}  {group.signature} in {places(group)}")
 
 
 def render_group(console: Console, group: Group, *, night: Night, folder: Path) -> None:
@@ -142,9 +152,7 @@ COLUMNS = ("release", "kind", "cells", "driven", "failed", "unknown", "left", "a
 
 
 def _table(console: Console, cells: Sequence[CellResult]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for name in COLUMNS:
-        table.add_column(name, no_wrap=True, justify="left" if name in COLUMNS[:2] else "right")
+    table = table_of(COLUMNS, right=COLUMNS[2:], gap=2)
     for row in rows(cells):
         table.add_row(*row)
     console.print(table)

@@ -14,7 +14,7 @@ from harness.contract.scenario import Scenario
 from harness.driving.live import LiveEngines
 from harness.driving.plan import Plan
 from harness.driving.results import RunResult, ScenarioResult
-from harness.search.shrink import Budget, Shrunk, Step, shrink, size
+from harness.search.shrink import Budget, Shrunk, shrink, size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +50,7 @@ def failures(results: Sequence[ScenarioResult]) -> list[Failure]:
 
 
 def reproducers(
-    plan: Plan,
-    result: RunResult,
-    *,
-    budget: Budget,
-    started: Callable[[Failure], None],
-    progress: Callable[[Step], None],
+    plan: Plan, result: RunResult, *, budget: Budget, started: Callable[[Failure], None]
 ) -> Iterator[Small]:
     """Each failure's smallest scenario within the budget, driven once more and kept in the run's folder."""
     engines = LiveEngines(
@@ -76,7 +71,7 @@ def reproducers(
     try:
         for found in failures(result.results):
             started(found)
-            shrunk = shrink(found.smallest, fails, found.signature, budget=budget, progress=progress)
+            shrunk = shrink(found.smallest, fails, found.signature, budget=budget)
             outcome = engines(shrunk.scenario, revert=plan.setup.revert, fresh=True)
             yield Small(found=found, shrunk=shrunk, folder=outcome.save_reproducer(result.folder))
     finally:

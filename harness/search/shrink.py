@@ -22,8 +22,8 @@ from harness.contract.settings import SpecConfig
 #: The root signatures of a scenario's failures; empty if it passes or cannot be judged.
 Fails = Callable[[Scenario], frozenset[str]]
 
-#: (fields that change, what was done), each.
-Cut = Iterator[tuple[dict[str, Any], str]]
+#: Fields that change, each.
+Cut = Iterator[dict[str, Any]]
 Change = Callable[[RequestSpec], dict[str, Any]]
 
 #: Failures after which an engine must be booted anew.
@@ -40,24 +40,11 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """Progress: one candidate tried. kept: it still fails in the same way and is the best so far."""
-
-    tries: int
-    seconds: float
-    kept: bool
-    best: Scenario
-    what: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Shrunk:
     """The smallest scenario found. finished: nothing smaller was left to try; other: signatures met on the way."""
 
     scenario: Scenario
-    signature: str
     tries: int
-    seconds: float
     restarts: int
     finished: bool
     other: frozenset[str]
@@ -72,7 +59,6 @@ class _Search:
     fails: Fails
     signature: str
     budget: Budget
-    progress: Callable[[Step], None]
     best: Scenario
     start: float = field(default_factory=time.monotonic)
     seen: set[str] = field(default_factory=set)
@@ -80,24 +66,22 @@ class _Search:
     restarts: int = 0
     booted: str = ""
 
-    def shows(self, candidate: Scenario, what: str) -> bool:
+    def shows(self, candidate: Scenario) -> bool:
         """Whether a candidate fails in the same way; then it is the best so far."""
         if candidate.id in self.seen or size_with_settings(candidate) >= size_with_settings(self.best):
             return False
         if candidate.boot_key() != self.booted:
             self._restart(candidate)
-        if self._seconds() >= self.budget.seconds or len(self.seen) >= self.budget.tries:
+        if time.monotonic() - self.start >= self.budget.seconds or len(self.seen) >= self.budget.tries:
             raise _BudgetSpent
         self.seen.add(candidate.id)
         found = self.fails(candidate)
         self.other |= found - {self.signature}
         if any(signature.startswith(ENDING) for signature in found):
             self.booted = ""
-        kept = self.signature in found
-        if kept:
+        if self.signature in found:
             self.best = candidate
-        self.progress(Step(tries=len(self.seen), seconds=self._seconds(), kept=kept, best=self.best, what=what))
-        return kept
+        return self.signature in found
 
     def _restart(self, candidate: Scenario) -> None:
         if self.restarts >= self.budget.restarts:
@@ -105,52 +89,35 @@ class _Search:
         self.restarts += 1
         self.booted = candidate.boot_key()
 
-    def _seconds(self) -> float:
-        return time.monotonic() - self.start
 
-
-def shrink(
-    scenario: Scenario,
-    fails: Fails,
-    signature: str,
-    *,
-    budget: Budget | None = None,
-    progress: Callable[[Step], None] = lambda _step: None,
-) -> Shrunk:
+def shrink(scenario: Scenario, fails: Fails, signature: str, *, budget: Budget | None = None) -> Shrunk:
     """The smallest scenario found with root signature `signature`; `scenario` itself if nothing smaller has it.
 
     First within its boot configuration, then with simpler boot configurations as far as the restarts last.
     """
     search = _Search(
-        fails=fails,
-        signature=signature,
-        budget=budget or Budget(),
-        progress=progress,
-        best=scenario,
-        booted=scenario.boot_key(),
+        fails=fails, signature=signature, budget=budget or Budget(), best=scenario, booted=scenario.boot_key()
     )
     finished = True
     try:
-        _to_fixpoint(search, smaller)
-        for candidate, what in simpler_boots(search.best):
-            if search.shows(candidate, what):
-                _to_fixpoint(search, smaller)
+        _to_fixpoint(search)
+        for candidate in simpler_boots(search.best):
+            if search.shows(candidate):
+                _to_fixpoint(search)
     except _BudgetSpent:
         finished = False
     return Shrunk(
         scenario=search.best,
-        signature=signature,
         tries=len(search.seen),
-        seconds=search._seconds(),
         restarts=search.restarts,
         finished=finished,
         other=frozenset(search.other),
     )
 
 
-def _to_fixpoint(search: _Search, candidates: Callable[[Scenario], Iterator[tuple[Scenario, str]]]) -> None:
+def _to_fixpoint(search: _Search) -> None:
     """Start over after every success: the greatest cuts come first."""
-    while any(search.shows(candidate, what) for candidate, what in candidates(search.best)):
+    while any(map(search.shows, smaller(search.best))):
         pass
 
 
@@ -178,28 +145,23 @@ def size_with_settings(scenario: Scenario) -> tuple[int, ...]:
     return (*size(scenario), unusual, scenario.spec.num_steps, scenario.spec.eagle_topk)
 
 
-def smaller(scenario: Scenario) -> Iterator[tuple[Scenario, str]]:
-    """(candidate, what was done), all with the same boot configuration."""
+def smaller(scenario: Scenario) -> Iterator[Scenario]:
+    """Candidates with the same boot configuration."""
     for cut in (_fewer_requests, _fewer_ops, _simpler_settings, _smaller_requests, _fewer_steps):
-        for changes, what in cut(scenario):
+        for changes in cut(scenario):
             candidate = _valid(scenario, changes)
             if candidate is not None:
-                yield candidate, what
+                yield candidate
 
 
-def simpler_boots(scenario: Scenario) -> Iterator[tuple[Scenario, str]]:
-    """Candidates that need another engine: one setting at a time back to the simplest."""
+def simpler_boots(scenario: Scenario) -> Iterator[Scenario]:
+    """Candidates that need another engine: pages of one token, a chain instead of a tree, or two draft steps."""
     engine, spec = scenario.engine, scenario.spec
     if engine.page_size > 1:
-        yield scenario.model_copy(update={"engine": engine.model_copy(update={"page_size": 1})}), "pages of one token"
-    if spec.eagle_topk > 1:
-        chain = SpecConfig(
-            algorithm=spec.algorithm, num_steps=spec.num_steps, eagle_topk=1, num_draft_tokens=spec.num_steps + 1
-        )
-        yield scenario.model_copy(update={"spec": chain}), "a chain, no tree"
-    if spec.eagle_topk == 1 and spec.num_steps > 2:
-        short = SpecConfig(algorithm=spec.algorithm, num_steps=2, eagle_topk=1, num_draft_tokens=3)
-        yield scenario.model_copy(update={"spec": short}), "two draft steps"
+        yield scenario.model_copy(update={"engine": engine.model_copy(update={"page_size": 1})})
+    for steps in [spec.num_steps] if spec.eagle_topk > 1 else [2] if spec.num_steps > 2 else []:
+        chain = SpecConfig(algorithm=spec.algorithm, num_steps=steps, eagle_topk=1, num_draft_tokens=steps + 1)
+        yield scenario.model_copy(update={"spec": chain})
 
 
 def _valid(scenario: Scenario, changes: dict[str, Any]) -> Scenario | None:
@@ -216,7 +178,7 @@ def _fewer_requests(scenario: Scenario) -> Cut:
     for gone in [*halves, *([rid] for rid in rids)]:
         if len(gone) < len(rids):
             kept = tuple(request for request in scenario.requests if request.rid not in gone)
-            yield {"requests": kept, "script": _without_rids(scenario.script, gone)}, f"without {', '.join(gone)}"
+            yield {"requests": kept, "script": _without_rids(scenario.script, gone)}
 
 
 def _without_rids(script: tuple[Op, ...], gone: list[str]) -> tuple[Op, ...]:
@@ -233,68 +195,62 @@ def _fewer_ops(scenario: Scenario) -> Cut:
     for place, op in enumerate(script):
         if op.kind == "pause":
             end = next((i for i in range(place, len(script)) if script[i].kind == "resume"), place)
-            yield (
-                {"script": tidy([o for i, o in enumerate(script) if i not in (place, end)])},
-                "without pause and resume",
-            )
+            yield _without_ops(script, place, end)
         elif op.kind in ("abort", "retract", "flush", "update", "mutant"):  # of "memory" both, or none
-            yield {"script": tidy([o for i, o in enumerate(script) if i != place])}, f"without {op.kind}"
+            yield _without_ops(script, place)
     together = [rid for op in script if op.kind == "submit" for rid in op.rids]
     if sum(op.kind == "submit" for op in script) > 1:
         rest = [op for op in script if op.kind != "submit"]
-        yield {"script": tidy([Op(kind="submit", rids=tuple(together)), *rest])}, "all arriving together"
+        yield {"script": tidy([Op(kind="submit", rids=tuple(together)), *rest])}
+
+
+def _without_ops(script: tuple[Op, ...], *places: int) -> dict[str, Any]:
+    return {"script": tidy([op for place, op in enumerate(script) if place not in places])}
 
 
 def _simpler_settings(scenario: Scenario) -> Cut:
     for name in ("running_limit", "chunked_prefill_size"):
         if getattr(scenario.engine, name) is not None:
-            yield {"engine": scenario.engine.model_copy(update={name: None})}, f"without {name}"
+            yield {"engine": scenario.engine.model_copy(update={name: None})}
 
 
 def _smaller_requests(scenario: Scenario) -> Cut:
-    """Fewer new tokens, shorter prompts, cut at the end so that shared prefixes stay shared, and fewer stop ids."""
-    if len(scenario.requests) == 1:
-        count = scenario.requests[0].max_new_tokens
-        yield from _with_each(scenario, lambda r: {"max_new_tokens": 1}, f"1 new token instead of {count}")
-    for change, what in REQUEST_CUTS:
-        yield from _with_each(scenario, change, what)
+    """The change on all requests at once, then on one at a time."""
+    one_token: list[Change] = [lambda r: {"max_new_tokens": 1}] if len(scenario.requests) == 1 else []
+    for change in (*one_token, *REQUEST_CUTS):
+        changed = [request.model_copy(update=change(request)) for request in scenario.requests]
+        if len(changed) > 1:
+            yield {"requests": tuple(changed)}
+        for place, request in enumerate(changed):
+            if request != scenario.requests[place]:
+                yield {"requests": (*scenario.requests[:place], request, *scenario.requests[place + 1 :])}
 
 
 def _prompt_less(share: int) -> Change:
     return lambda r: {"input_ids": r.input_ids[: max(1, len(r.input_ids) - len(r.input_ids) // share)]}
 
 
-REQUEST_CUTS: tuple[tuple[Change, str], ...] = (
-    (lambda r: {"max_new_tokens": max(1, r.max_new_tokens // 2)}, "half the new tokens"),
-    (lambda r: {"max_new_tokens": max(1, r.max_new_tokens - 1)}, "one new token less"),
-    *((_prompt_less(share), f"1/{share} of the prompt less") for share in (2, 4, 8)),
-    (lambda r: {"input_ids": r.input_ids[: max(1, len(r.input_ids) - 1)]}, "one prompt token less"),
-    (lambda r: {"stop_token_ids": ()}, "without stop ids"),
-    (lambda r: {"stop_token_ids": r.stop_token_ids[0::2] or r.stop_token_ids}, "half the stop ids"),
-    (lambda r: {"stop_token_ids": r.stop_token_ids[1::2] or r.stop_token_ids}, "half the stop ids"),
+#: Fewer new tokens, shorter prompts, cut at the end so that shared prefixes stay shared, and fewer stop ids.
+REQUEST_CUTS: tuple[Change, ...] = (
+    lambda r: {"max_new_tokens": max(1, r.max_new_tokens // 2)},
+    lambda r: {"max_new_tokens": max(1, r.max_new_tokens - 1)},
+    *map(_prompt_less, (2, 4, 8)),
+    lambda r: {"input_ids": r.input_ids[: max(1, len(r.input_ids) - 1)]},
+    lambda r: {"stop_token_ids": ()},
+    lambda r: {"stop_token_ids": r.stop_token_ids[0::2] or r.stop_token_ids},
+    lambda r: {"stop_token_ids": r.stop_token_ids[1::2] or r.stop_token_ids},
 )
-
-
-def _with_each(scenario: Scenario, change: Change, what: str) -> Cut:
-    """The change on all requests at once, then on one at a time."""
-    changed = [request.model_copy(update=change(request)) for request in scenario.requests]
-    if len(changed) > 1:
-        yield {"requests": tuple(changed)}, f"{what} everywhere"
-    for place, request in enumerate(changed):
-        if request != scenario.requests[place]:
-            others = (*scenario.requests[:place], request, *scenario.requests[place + 1 :])
-            yield {"requests": others}, f"{request.rid}: {what}"
 
 
 def _fewer_steps(scenario: Scenario) -> Cut:
     script = scenario.script
     for place, op in enumerate(script):
         if op.kind == "step":
-            yield {"script": tidy([o for i, o in enumerate(script) if i != place])}, "without waiting"
+            yield _without_ops(script, place)
             for count in (op.count // 2, op.count - 1):
                 if 0 < count < op.count:
                     fewer = op.model_copy(update={"count": count})
-                    yield {"script": tidy([fewer if i == place else o for i, o in enumerate(script)])}, f"{count} steps"
+                    yield {"script": tidy([fewer if i == place else o for i, o in enumerate(script)])}
 
 
 def tidy(script: list[Op]) -> tuple[Op, ...]:

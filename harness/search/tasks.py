@@ -21,8 +21,9 @@ from harness.search.mutant_results import Asked, Result, joined, label
 #: Followed scenarios of a mutant's first boot configuration, and of each other (`_a_family`). Then come the fixed ones
 #: of all of these that were not followed.
 FIRST, OTHERS = 2, 1
-#: What requests ask for beside greedy tokens, which hardly a fixed set does: needs of `eaglecheck mutants`.
-ASKING = ("sampled", "rules", "answers", "states", "grammar", "strings")
+#: What requests ask for beside greedy tokens, which hardly a fixed set does: needs of `eaglecheck mutants`; and what a
+#: pair with a tokenizer alone can be asked for.
+ASKING, OF_TEXTS = ("sampled", "rules", "answers", "states"), ("grammar", "strings")
 #: So many mutants that nothing has shown yet are asked together at most.
 TOGETHER = 8
 
@@ -110,7 +111,6 @@ def rounds(
     is explained already is asked more than once after all others only.
     """
     first, others, more, asking, generated = (list[tuple[str, Task]]() for _ in range(5))
-    asked_for = [(one.boot_key(), one) for one in place.made(one for need in ASKING for one in EXERCISES[need])]
     known = {one.scenario.id for one in sounds}
     unknown = {
         name: [(one.boot_key(), one) for one in place.made(FAMILIES[name].scenarios) if one.id not in known]
@@ -130,10 +130,9 @@ def rounds(
             others.append(task(boot, "family" if number else "line", chosen[0 if number else 1 :]))
         for boot, ran in boots.items():
             more.append(task(boot, "family", [one for key, one in unknown[ran[0].family] if key == boot]))
-        pairs = {one.scenario.checkpoint for ran in boots.values() for one in ran}
-        for boot in () if mutant.captured else dict.fromkeys(key for key, _ in asked_for):
-            made = [one for key, one in asked_for if key == boot and one.checkpoint in pairs]
-            asking.append(task(boot, "asking", made))
+        asked_for = [] if mutant.captured else [(one.boot_key(), one) for one in _asking(boots, place)]
+        for boot in dict.fromkeys(key for key, _ in asked_for):
+            asking.append(task(boot, "asking", [one for key, one in asked_for if key == boot]))
         generated += [task(made[0].boot_key(), "generated", made) for made in _generated(boots, place, examples, seed)]
     late = [[one for one in tasks if one[1].mutant.id in explained] for tasks in (others, more, asking, generated)]
     soon = [[one for one in tasks if one[1].mutant.id not in explained] for tasks in (others, more, asking, generated)]
@@ -157,6 +156,23 @@ def _a_family(ran: Sequence[Sound]) -> dict[str, list[Sound]]:
         slots = (engine.page_size, engine.max_total_tokens)
         boots.setdefault((one.family, one.kind, *slots, spec.eagle_topk > 1, spec.num_steps > 2), boot)
     return {boot: [one for key, one in keyed if key == boot] for boot in dict.fromkeys(boots.values())}
+
+
+def _asking(boots: Mapping[str, Sequence[Sound]], place: Place) -> list[Scenario]:
+    """What requests ask for beside greedy tokens: on the first boot configuration, and, where one of the pairs has a
+    tokenizer, as texts."""
+    ran = [one.scenario for each in boots.values() for one in each]
+    pairs = {one.checkpoint for one in ran}
+    made = [_on(ran[0], one) for need in ASKING for one in EXERCISES[need] if ran]
+    made += [one for need in OF_TEXTS for one in EXERCISES[need] if one.checkpoint in pairs]
+    return place.made(made)
+
+
+def _on(boot: Scenario, exercise: Scenario) -> Scenario:
+    """The exercise as another scenario's engine runs it, with what it needs beside the plain one."""
+    needed = exercise.engine.model_dump(exclude_defaults=True)
+    engine = boot.engine.model_copy(update={"chunked_prefill_size": None, **needed})
+    return exercise.model_copy(update={"checkpoint": boot.checkpoint, "spec": boot.spec, "engine": engine})
 
 
 def _generated(

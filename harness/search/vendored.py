@@ -79,7 +79,7 @@ def cpu_modules(patches: Iterable[compat.Patch]) -> dict[str, str]:
     kernels, homes = _kernels(nodes), _homes(nodes)
     needed = {what: kernels[what] for what in whats if what in kernels}
     names = sorted({name for table in needed.values() for name in table.values()})
-    sources = _beside(*sorted({homes[name] for name in names}), "cpu_experts", "patches", "torch_views", *OF_PATCHES)
+    sources = _beside(*sorted({homes[name] for name in names}), "cpu_experts", "patches", *OF_PATCHES)
     defined = {one: re.findall(r"^def (\w+)\(", text, re.MULTILINE) for one, text in sources.items()}
     roots = [(homes[name], name) for name in names] + [("patches", "PATCHES")]
     roots += [(one, what) for one, its in defined.items() for what in whats if one in OF_PATCHES and what in its]
@@ -93,6 +93,11 @@ def cpu_modules(patches: Iterable[compat.Patch]) -> dict[str, str]:
             kernels=", ".join(f"{what!r}: {_table(table)}" for what, table in needed.items()),
         )
     }
+
+
+def stub_packages() -> str:
+    """The source of stubs for what SGLang imports and does not use."""
+    return _source(KERNELS / "stub_packages.py")
 
 
 def moved_modules() -> dict[str, str]:

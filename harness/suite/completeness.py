@@ -6,12 +6,12 @@ It must not change the outcome of a test; it only refuses to call an incomplete 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
 
-from harness.contract.words import counted
+from harness.contract.words import counted, some
 
 #: Exit of a session that is not complete: none of pytest's own (0 to 5), so that a gate can tell it from a failure.
 INCOMPLETE = 16
@@ -41,13 +41,11 @@ class Completeness:
             ([name for name in again if name in self.planned], "reported more than once"),
             ([name for name in again if name not in self.planned], "reported and never planned"),
         )
-        return [f"incomplete: {counted(len(names), 'test')} {what}: {_some(names)}" for names, what in kinds if names]
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = list(dict.fromkeys(names))
-    more = len(shown) - SHOWN
-    return ", ".join(shown[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+        return [
+            f"incomplete: {counted(len(names), 'test')} {what}: {some([*dict.fromkeys(names)], SHOWN)}"
+            for names, what in kinds
+            if names
+        ]
 
 
 COMPLETENESS = pytest.StashKey[Completeness]()

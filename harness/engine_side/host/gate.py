@@ -20,15 +20,18 @@ import numpy as np
 from ...both_sides import wire
 from ...both_sides.wire import Arrays
 from ..clock import Clock
+from ..hooks import Original
 from ..probes.recorder import Recorder, plain_rid
 from ..transfer_backend.files import RULES
-from . import source_swap
-from .crash_attribution import not_built, not_imported, watcher
+from .crash_attribution import not_built, not_imported, unmade, watcher
+from .executed import EXECUTED
 from .retraction import Retraction, forget_retractions
 from .scheduler_state import pool_level, scheduler_state
+from .source_swap import SWAP
 
 if TYPE_CHECKING:
     from ..mutants.armed import ArmedMutants
+    from ..probes.host_probe import HostProbe
 
 #: How long a request announced by the control side may take to arrive over SGLang's own sockets.
 ARRIVAL_SECONDS = 30.0
@@ -40,12 +43,8 @@ class Gate:
     def __init__(self, sock: socket.socket, recorder: Recorder, scheduler: Any, clock: Clock | None = None) -> None:
         #: makes the mutants of this process, asked only if a scenario arms one; None where there is no probe
         self.make_mutants: Callable[[], ArmedMutants] | None = None
-        #: waits for what goes on beside the scheduler loop, before each step
-        self.settle: Callable[[], None] = lambda: None
-        #: clears what a cache behind the device's keeps of earlier scenarios, before each scenario
-        self.forget: Callable[[], None] = lambda: None
-        #: lets that cache see what is done beside the loop, as a step would, before it is flushed
-        self.rest: Callable[[], None] = lambda: None
+        #: of a cache behind the device's, which goes on beside the scheduler loop
+        self.host: HostProbe | None = None
         self._mutants: ArmedMutants | None = None
         self.retraction = Retraction()
         self._sock, self._recorder, self.scheduler = sock, recorder, scheduler
@@ -57,7 +56,7 @@ class Gate:
         if clock is not None:
             clock.watch(self, "_report_step")
 
-    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, original: Original) -> Original:
         """A replacement for the method with which the loop asks for requests."""
 
         def recv_requests(owner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,20 +64,17 @@ class Gate:
 
         return recv_requests
 
-    def watch_loop(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def watch_loop(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         """Report a crash of the event loop with its site before SGLang ends the process."""
-
-        def event_loop(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return original(*args, **kwargs)
-            except BaseException as error:
-                self._report_crash(error)
-                raise
-
-        return event_loop
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            self._report_crash(error)
+            raise
 
     def _next_step(self, poll: Callable[[], Any]) -> list[Any]:
-        self.settle()
+        if self.host is not None:
+            self.host.settle()
         if self._step is not None:
             self._report_step()
         while True:
@@ -159,7 +155,7 @@ class Gate:
             if op == "mutant":
                 return {"op": "armed", **self._arm(command)}, {}
             if op == "swap":
-                return {"op": "swapped", "functions": source_swap.SWAP.to(command["files"])}, {}
+                return {"op": "swapped", "functions": SWAP.to(command["files"])}, {}
             if op == "retract":
                 self.retraction.ask(command["rids"])
                 return {"op": "asked"}, {}
@@ -177,7 +173,7 @@ class Gate:
         self._recorder.active = False
         fired = {} if self._mutants is None else self._mutants.fired()
         arrays = _together(self._recorder.take(all_of_them=True))
-        said = {"pool": pool_level(self.scheduler), "fired": fired, **source_swap.taken()}
+        said = {"pool": pool_level(self.scheduler), "fired": fired, **EXECUTED.said()}
         if self._clock is not None:
             said["spent"] = self._clock.taken()
         return {"op": "ended", **said}, arrays
@@ -191,9 +187,11 @@ class Gate:
         self.retraction.ask(None)
         self.retraction.take()
         forget_retractions(scheduler)
-        self.rest()
+        if self.host is not None:
+            self.host.rest()
         flushed = scheduler.flush_cache()
-        self.forget()
+        if self.host is not None:
+            self.host.forget()
         scheduler.chunked_prefill_size = command["chunk"]
         self._limit_running(command["running_limit"] or scheduler.max_running_requests)
         self._recorder.begin()
@@ -201,7 +199,7 @@ class Gate:
         if self._clock is not None:
             self._clock.taken()
         said = {"flushed": bool(flushed), "chunk": scheduler.chunked_prefill_size, "pool": pool_level(scheduler)}
-        return {**said, **source_swap.taken()}
+        return {**said, **EXECUTED.said()}
 
     def _limit_running(self, limit: int) -> None:
         """At most `limit` requests in a batch, through SGLang's own update: max_running_requests limits nothing."""
@@ -237,6 +235,8 @@ class Gate:
             report["lacks"] = name
         if built := not_built(error):
             report["unbuilt"] = built
+        if lacks := unmade(error):
+            report["error"] += f" ({lacks})"
         if (
             not isinstance(error, KeyboardInterrupt) and (own := watcher(error)) is not None
         ):  # an error of ours, and no finding about SGLang

@@ -55,10 +55,6 @@ def _token_map(path: str | None) -> Any:
     return None if path is None else torch.load(path, weights_only=True)
 
 
-def _adapters(refs: Any) -> dict[str, str]:
-    return {one.lora_name: one.lora_path for one in refs or ()}
-
-
 def _content(path: str | None) -> Any:
     return None if path is None else json.loads(Path(path).read_text())
 

@@ -35,18 +35,15 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
     from ..replacement_kernels.cpu_ops import CpuOps
 
     ops = CpuOps(hooks, padded="F-008" in boot["assumed"])
-    release = release_of(boot)
-    patches = release.patches
+    release, assumed = release_of(boot), boot["assumed"]
+    patches = [*release.patches]
     if boot["arguments"]["enable_dp_attention"]:
-        patches = (*patches, *release.dp_patches, *(release.idle_patches if "F-007" in boot["assumed"] else ()))
-        patches = (*patches, *(compat.PATCHES["layer_batches"] if "F-091" in boot["assumed"] else ()))
-    patches = (*patches, *(release.plan_patches if "F-011" in boot["assumed"] else ()))
-    if boot.get("lora"):
-        patches = (*patches, *compat.PATCHES["lora"])
-    if boot.get("host_cache"):
-        patches = (*patches, *compat.PATCHES["host_cache"])
-    if boot["overlap"]:
-        patches = (*patches, *compat.PATCHES["overlap"])
+        patches += release.dp_patches
+        patches += release.idle_patches if "F-007" in assumed else ()
+        patches += compat.PATCHES["layer_batches"] if "F-091" in assumed else ()
+    patches += release.plan_patches if "F-011" in assumed else ()
+    for word in ("lora", "host_cache", "overlap"):
+        patches += compat.PATCHES[word] if boot.get(word) else ()
     ops.install(patches=patches, attention=boot["cpu_attention"])
     return ops
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..hooks import HookRegistry
+from ..hooks import HookRegistry, Original, around
 from ..probes.recorder import plain_rid
 
 #: SGLang's own switch, and every how many forwards it then takes requests back.
@@ -41,7 +41,7 @@ class Retraction:
         """scheduler, batch: SGLang's modules. Who goes first can be named from the release on that has an order."""
         hooks.wrap(scheduler, "Scheduler.update_running_batch", lambda original: self._decoding(original, scheduler))
         hooks.wrap(batch, "ScheduleBatch.check_decode_mem", self._memory)
-        hooks.wrap(batch, "ScheduleBatch.retract_decode", self._told)
+        hooks.wrap(batch, "ScheduleBatch.retract_decode", around(self._told))
         owner = batch.ScheduleBatch
         if (order := getattr(owner, "_get_decode_retraction_order", None)) is not None:
             owner._get_decode_retraction_order = staticmethod(self._order(order))
@@ -55,7 +55,7 @@ class Retraction:
         done, self._done = self._done, []
         return done
 
-    def _decoding(self, original: Callable[..., Any], module: Any) -> Callable[..., Any]:
+    def _decoding(self, original: Original, module: Any) -> Original:
         def update_running_batch(owner: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
             with self._acts(module):
                 result = original(owner, batch, *args, **kwargs)
@@ -77,7 +77,7 @@ class Retraction:
             self._acting = False
             vars(module).update(before)
 
-    def _memory(self, original: Callable[..., Any]) -> Callable[..., bool]:
+    def _memory(self, original: Original) -> Callable[..., bool]:
         def check_decode_mem(batch: Any, selected_indices: list[int] | None = None, *args: Any, **kwargs: Any) -> bool:
             enough = bool(original(batch, selected_indices, *args, **kwargs))
             left = batch.reqs if selected_indices is None else [batch.reqs[i] for i in selected_indices]
@@ -96,13 +96,10 @@ class Retraction:
     def _named(self, req: Any) -> bool:
         return plain_rid(req.rid) in (self._asked or ())
 
-    def _told(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def retract_decode(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            before = [plain_rid(req.rid) for req in batch.reqs]
-            result = original(batch, *args, **kwargs)
-            kept = [before.index(plain_rid(req.rid)) for req in batch.reqs]
-            reason = "pool" if self._asked is None else "asked" if self._asked else "test"
-            self._done.append({"rids": [plain_rid(req.rid) for req in result[0]], "kept": kept, "reason": reason})
-            return result
-
-        return retract_decode
+    def _told(self, original: Original, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        before = [plain_rid(req.rid) for req in batch.reqs]
+        result = original(batch, *args, **kwargs)
+        kept = [before.index(plain_rid(req.rid)) for req in batch.reqs]
+        reason = "pool" if self._asked is None else "asked" if self._asked else "test"
+        self._done.append({"rids": [plain_rid(req.rid) for req in result[0]], "kept": kept, "reason": reason})
+        return result

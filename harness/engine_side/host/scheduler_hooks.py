@@ -10,6 +10,7 @@ import inspect
 import os
 import sys
 import types
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import torch
 
 from ...both_sides import compat, wire
 from ..clock import Clock
-from ..hooks import HookRegistry
+from ..hooks import HookRegistry, Original, around
 from ..probes.distributed_probe import DpProbe, HandoffProbe, widths
 from ..probes.graph_probe import GraphProbe
 from ..probes.host_probe import HostProbe
@@ -51,25 +52,19 @@ def hook_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> 
     graphs: list[GraphProbe] = []
     clock = Clock() if boot.get("clock") else None
 
-    def construct(original: Any) -> Any:
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            given = inspect.signature(original).bind(self, *args, **kwargs).arguments
-            seen = graphs[0] if graphs else None
-            _install_in(self, module, boot, ops, seen, ranks=_ranks(given), clock=clock)
+    def construct(original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        original(scheduler, *args, **kwargs)
+        given = inspect.signature(original).bind(scheduler, *args, **kwargs).arguments
+        seen = graphs[0] if graphs else None
+        _install_in(scheduler, module, boot, ops, seen, ranks=_ranks(given), clock=clock)
 
-        return __init__
+    def load(original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        graphs.append(_watch_captures(boot, clock))
+        return original(scheduler, *args, **kwargs)
 
-    def load(original: Any) -> Any:
-        def init_model_worker(self: Any, *args: Any, **kwargs: Any) -> Any:
-            graphs.append(_watch_captures(boot, clock))
-            return original(self, *args, **kwargs)
-
-        return init_model_worker
-
-    HookRegistry().wrap(module, "Scheduler.__init__", construct)
+    HookRegistry().wrap(module, "Scheduler.__init__", around(construct))
     if boot["probe"] == "full" and not boot["arguments"]["disable_cuda_graph"]:
-        HookRegistry().wrap(module, "Scheduler.init_model_worker", load)
+        HookRegistry().wrap(module, "Scheduler.init_model_worker", around(load))
 
 
 def _ranks(given: dict[str, Any]) -> tuple[int, int]:
@@ -136,12 +131,12 @@ def _install_in(
     probe.hooks.wrap(sys.modules[release.gate[0]], release.gate[1], gate.wrap)
     gate.retraction.install(probe.hooks, module, sys.modules["sglang.srt.managers.schedule_batch"])
     for name in [name for name in dir(module.Scheduler) if name.startswith("event_loop")]:
-        probe.hooks.wrap(module, f"Scheduler.{name}", gate.watch_loop)
+        probe.hooks.wrap(module, f"Scheduler.{name}", around(gate.watch_loop))
     if boot["arguments"]["tp_size"] > 1:
         Watchdog(connect(os.environ[ENV_SOCKET]), recorder, ranks=ranks).start()
     if boot["probe"] == "full":
         _see(probe, gate, scheduler, ranked=boot["arguments"]["enable_dp_attention"], paired=bool(side))
-        gate.make_mutants = lambda: _make_mutants(probe, scheduler, tp_rank=ranks[1])
+        gate.make_mutants = partial(_make_mutants, probe, scheduler, tp_rank=ranks[1])
     hello = {"op": "hello", "role": "scheduler", "pid": os.getpid(), "dp_rank": ranks[0], "tp_rank": ranks[1]}
     seen = {
         "replaced": ops.describe() if ops is not None else [],
@@ -160,9 +155,8 @@ def _see(probe: Probe, gate: Gate, scheduler: Any, *, ranked: bool, paired: bool
     if paired:
         HandoffProbe(probe, scheduler).install()
     if controller := getattr(scheduler.tree_cache, "cache_controller", None):
-        host = HostProbe(probe.recorder, controller, probe.attention.rows)
-        host.install(probe.hooks, scheduler.tree_cache)
-        gate.settle, gate.forget, gate.rest = host.settle, host.forget, scheduler.tree_cache.check_hicache_events
+        gate.host = HostProbe(probe.recorder, controller, scheduler.tree_cache, probe.forwards.attention.rows)
+        gate.host.install(probe.hooks)
 
 
 def _engine(scheduler: Any, boot: dict[str, Any], graphs: GraphProbe | None) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from functools import reduce
 from typing import Any
 
+from ..probes.names import free_lists
+from ..probes.pool_probe import WINDOW_SLOTS
 from ..probes.recorder import plain_rid
-from ..probes.window_probe import WINDOW_SLOTS
 
 #: Where a request can be between a prefill and a decode side.
 QUEUES = (
@@ -110,8 +111,7 @@ def _held(cache: Any) -> list[int]:
 
 def _listed_again(allocator: Any, held: Iterable[int]) -> int:
     """Token slots of the entries in an allocator's free lists that are there already, or held; 0 without lists."""
-    lists = [pages for name in ("free_pages", "release_pages") if (pages := getattr(allocator, name, None)) is not None]
-    every = [page for pages in lists for page in pages.tolist()]
+    every = [page for pages in free_lists(allocator) for page in pages.tolist()]
     size = int(allocator.page_size)
     both = {slot // size for slot in held} & set(every)
     return (len(every) - len(set(every)) + len(both)) * size

@@ -120,6 +120,3 @@ def page_left_behind(context: Context, values: Values) -> Values:
         changed[name] = pages.clone()
         changed[name][len(pages) // 2] = 0
     return changed
-
-
-# -- what is sent back of one request --

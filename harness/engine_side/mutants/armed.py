@@ -6,16 +6,18 @@ never asked runs none of this. It must never write to the recorder: the probe se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ...both_sides.mutants import MUTANTS, Mutant
+from ..hooks import Original, around
 from ..probes.probe import Probe
 from ..probes.recorder import plain_rid
-from . import acts_host, acts_inputs, acts_plan, acts_requests, acts_verify  # noqa: F401  (importing them makes their acts known)
+from . import acts_cache, acts_inputs, acts_requests, acts_verify  # noqa: F401  (importing makes their acts known)
 from .graphs import GraphMutants
 from .registry import ACTS, FORWARD_ACTS, Context, Share, Values
 
@@ -35,9 +37,6 @@ class Armed:
 class ArmedMutants:
     """All mutants of one scheduler process: sound until armed, sound again after `disarm`."""
 
-    #: mutants that this engine's graphs hold: those act there, and nowhere else
-    captured: GraphMutants | None = None
-
     def __init__(self, probe: Probe, *, page: int, tp_rank: int = 0) -> None:
         self.probe, self.recorder = probe, probe.recorder
         self.page, self.tp_rank = page, tp_rank
@@ -46,7 +45,8 @@ class ArmedMutants:
         #: what the newest forward of a phase returned, and the draft state that went into the newest with requests
         self.outputs: dict[str, Any] = {}
         self.states: dict[str, torch.Tensor] = {}
-        self.captured = None if probe.graphs is None else probe.graphs.mutants
+        #: mutants that this engine's graphs hold: those act there, and nowhere else
+        self.captured: GraphMutants | None = None if probe.graphs is None else probe.graphs.mutants
         #: sites that this release does not have
         self.missing: list[str] = []
 
@@ -163,3 +163,39 @@ def one_each(reqs: Iterable[Any]) -> list[Share]:
 
 def differs(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one is not other and (one.shape != other.shape or one.dtype != other.dtype or not torch.equal(one, other))
+
+
+#: The module of what runs a model.
+RUNNER = "sglang.srt.model_executor.model_runner"
+
+
+class Place(NamedTuple):
+    """A call of SGLang's, and the site that is put around it: given the original before the arguments of the call.
+
+    outside: also around what the probe put there, which then sees what the site made of what goes in.
+    """
+
+    module: str
+    dotted: str
+    site: Original
+    outside: bool = False
+
+
+class Sites:
+    """Some sites of one scheduler process. Each leaves everything as it is where no mutant acts."""
+
+    def __init__(self, mutants: ArmedMutants, scheduler: Any) -> None:
+        self._mutants, self._scheduler = mutants, scheduler
+        self._probe, self._recorder, self._release = mutants.probe, mutants.recorder, mutants.probe.release
+
+    def places(self) -> Iterator[Place]:
+        """Where they are, in this release."""
+        raise NotImplementedError
+
+    def install(self) -> None:
+        """Wrap every place; `ArmedMutants.missing` gets those that are not there."""
+        hooks = self._probe.hooks
+        known = len(hooks.missing)
+        for place in self.places():
+            hooks.wrap(sys.modules[place.module], place.dotted, around(place.site), innermost=not place.outside)
+        self._mutants.missing += hooks.missing[known:]

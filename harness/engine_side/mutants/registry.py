@@ -86,18 +86,6 @@ ACTS: dict[str, Act] = {}
 FORWARD_ACTS = ("skip", "twice")
 
 
-def around(site: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A wrapper for `HookRegistry.wrap` from a function that is given the original before the arguments of the call."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return site(original, *args, **kwargs)
-
-        return call
-
-    return make
-
-
 def act(function: Act) -> Act:
     """Decorator: make a change known by its name."""
     ACTS[function.__name__] = function

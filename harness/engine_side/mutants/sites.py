@@ -1,38 +1,32 @@
 """Where mutants of forwards and drafts act, and where all sites are put in.
 
 A site wraps a call of SGLang's, reads what is there, and puts back what the mutants make of it. Engine side: standard
-library, torch and SGLang only. Changes of what goes in sit outside the probe, changes of what comes out inside it. It
-must leave everything as it is where no mutant acts.
+library, torch and SGLang only. Changes of what goes in sit outside the probe, changes of what comes out inside it.
 """
 
 from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from ..hooks import Original
 from ..probes.attention_probe import BACKEND
+from ..probes.pool_probe import WINDOW_SLOTS
 from ..probes.probe import Probe
-from ..probes.window_probe import WINDOW_SLOTS
-from .armed import ArmedMutants
-from .registry import COUNTS, Share, Values, around, inputs_of, mapped, replaced
-from .sites_answers import AnswerSites
-from .sites_handoff import HandoffSites
-from .sites_host import HostSites
-from .sites_ranks import RankSites
-from .sites_recurrent import BACKEND as RECURRENT
-from .sites_recurrent import RecurrentSites
-from .sites_requests import RequestSites
+from .armed import RUNNER, ArmedMutants, Place, Sites
+from .registry import COUNTS, Share, Values, inputs_of, mapped, replaced
+from .sites_exchanged import HandoffSites, RankSites
+from .sites_pools import RECURRENT, HostSites, RecurrentSites, WindowSites
+from .sites_requests import AnswerSites, RequestSites
 from .sites_verify import VerifySites
 from .sites_weights import WeightSites
-from .sites_windows import WindowSites
-
-Original = Callable[..., Any]
 
 PROPOSALS = {"ids": "topk_index", "probs": "topk_p", "hidden": "hidden_states"}
 
@@ -40,58 +34,47 @@ PROPOSALS = {"ids": "topk_index", "probs": "topk_p", "hidden": "hidden_states"}
 def make_mutants(probe: Probe, scheduler: Any, *, tp_rank: int) -> ArmedMutants:
     """The mutants of a scheduler process, with every site wrapped."""
     mutants = ArmedMutants(probe, page=int(scheduler.token_to_kv_pool_allocator.page_size), tp_rank=tp_rank)
-    mutants.missing = Sites(mutants).install()
-    mutants.missing += RequestSites(mutants).install(scheduler)
-    mutants.missing += RankSites(mutants).install()
-    mutants.missing += WeightSites(mutants).install(scheduler)
-    mutants.missing += VerifySites(mutants).install()
-    AnswerSites(mutants).install()
+    kinds: list[type[Sites]] = [ForwardSites, RequestSites, RankSites, WeightSites, VerifySites, AnswerSites]
     if getattr(scheduler.token_to_kv_pool_allocator, WINDOW_SLOTS, None) is not None:
-        mutants.missing += WindowSites(mutants).install(scheduler)
+        kinds.append(WindowSites)
     if RECURRENT in sys.modules and getattr(scheduler.req_to_token_pool, "mamba_pool", None) is not None:
-        last = int(scheduler.server_args.speculative_num_draft_tokens) - 1
-        mutants.missing += RecurrentSites(mutants, last=last).install()
-    if controller := getattr(scheduler.tree_cache, "cache_controller", None):
-        mutants.missing += HostSites(mutants, controller).install()
+        kinds.append(RecurrentSites)
+    if getattr(scheduler.tree_cache, "cache_controller", None) is not None:
+        kinds.append(HostSites)
     if getattr(scheduler, "disagg_metadata_buffers", None) is not None:
-        mutants.missing += HandoffSites(mutants).install()
+        kinds.append(HandoffSites)
+    for kind in kinds:
+        kind(mutants, scheduler).install()
     return mutants
 
 
-class Sites:
-    """The wrappers of one scheduler process: each is given what it wraps first, then the arguments of the call."""
+class ForwardSites(Sites):
+    """Around forwards, their attention, and what is drafted from them."""
 
-    def __init__(self, mutants: ArmedMutants) -> None:
-        self._mutants = mutants
-        self._probe, self._recorder, self._release = mutants.probe, mutants.recorder, mutants.probe.release
+    def __init__(self, mutants: ArmedMutants, scheduler: Any) -> None:
+        super().__init__(mutants, scheduler)
         self._target_head: Any = None
         #: phase, step and shares of the forward in progress; what its plans became, by the identity of each
         self._place: tuple[str, int, list[Share]] | None = None
         self._plans: dict[int, tuple[Any, Any]] = {}
 
-    def install(self) -> list[str]:
-        """Wrap every site; returns those this release does not have."""
-        release, hooks = self._release, self._probe.hooks
-        worker = sys.modules[release.worker_module]
-        known = len(hooks.missing)
-        hooks.wrap(sys.modules["sglang.srt.model_executor.model_runner"], "ModelRunner.forward", around(self._forward))
-        hooks.wrap(worker, "select_top_k_tokens", around(self._choices))
+    def places(self) -> Iterator[Place]:
+        release = self._release
+        worker, drafter = release.worker_module, release.draft
+        yield Place(RUNNER, "ModelRunner.forward", self._forward, outside=True)
+        yield Place(worker, "select_top_k_tokens", self._choices, outside=True)
         if BACKEND in sys.modules:
             for name in ("forward_decode", "forward_extend"):
-                hooks.wrap(sys.modules[BACKEND], f"TritonAttnBackend.{name}", around(self._attends))
-        for name, site in (
-            (release.draft_prefill, self._prompt_proposals),
-            (release.draft_extend, self._extend_proposals),
-            ("draft_forward", self._candidates),
-        ):
-            hooks.wrap(worker, f"{release.draft}.{name}", around(site), innermost=True)
-        return hooks.missing[known:]
+                yield Place(BACKEND, f"TritonAttnBackend.{name}", self._attends, outside=True)
+        yield Place(worker, f"{drafter}.{release.draft_prefill}", self._prompt_proposals)
+        yield Place(worker, f"{drafter}.{release.draft_extend}", self._extend_proposals)
+        yield Place(worker, f"{drafter}.draft_forward", self._candidates)
 
     def _forward(self, original: Original, runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         mutants, current = self._mutants, self._recorder.round
         if not mutants.armed or current is None:
             return original(runner, forward_batch, *args, **kwargs)
-        phase = self._probe.phase_of(runner, forward_batch)
+        phase = self._probe.forwards.phase_of(is_draft=runner.is_draft_worker)
         step = self._recorder.step if runner.is_draft_worker else 0
         busy = bool(current.rids)
         acts = {armed.mutant.act: armed for armed in mutants.at("forward" if busy else "idle", phase, step=step)}
@@ -220,5 +203,5 @@ class Sites:
     def _proposals(self, phase: str, draft_input: Any) -> None:
         if self._mutants.at("proposals", phase):
             shares = self._mutants.shares(phase, 0)
-            each = [Share(one.rid, i, 1, one.start, one.final, one.attempt) for i, one in enumerate(shares)]
+            each = [replace(one, first=i, rows=1) for i, one in enumerate(shares)]
             self._mutants.change("proposals", draft_input, PROPOSALS, phase=phase, shares=each)

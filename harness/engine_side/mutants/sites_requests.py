@@ -1,4 +1,4 @@
-"""Where mutants of whole requests act: the queue, the batch, what ends a request, who goes back, and the KV pool.
+"""Where mutants of whole requests act: the queue, the batch, what ends a request, the KV pool, and what is sent back.
 
 Engine side: standard library, torch and SGLang only.
 """
@@ -6,49 +6,49 @@ Engine side: standard library, torch and SGLang only.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from .armed import ArmedMutants, one_each
-from .registry import around
+from ..hooks import Original
+from ..probes.recorder import plain_rid
+from .armed import Place, Sites, one_each
+from .registry import Share
 
-Original = Callable[..., Any]
-#: Who is kept first where the pool runs out.
+BATCH = "sglang.srt.managers.schedule_batch"
+#: Who is kept first where the pool runs out; 0.5.17 and later.
 KEPT_FIRST = "_get_decode_retraction_order"
+#: From where answers leave; 0.5.13 and later.
+SENDER = "sglang.srt.managers.scheduler_components.output_sender"
+#: Value of the site -> field of a batch of answers, which has an entry a request.
+ANSWERS = {
+    "logprobs": "output_token_logprobs_val",
+    "states": "output_hidden_states",
+    "verifies": "spec_verify_ct",
+    "cached": "cached_tokens",
+    "completion": "completion_tokens",
+}
 
 
-class RequestSites:
-    """The wrappers of one scheduler process: each is given what it wraps first, then the arguments of the call."""
+class RequestSites(Sites):
+    """Around the queue, the running batch and the KV pool."""
 
-    def __init__(self, mutants: ArmedMutants) -> None:
-        self._mutants, self._recorder = mutants, mutants.recorder
-
-    def install(self, scheduler: Any) -> list[str]:
-        """Wrap every site; returns those this release does not have."""
-        release, hooks = self._mutants.probe.release, self._mutants.probe.hooks
-        batch = sys.modules["sglang.srt.managers.schedule_batch"]
-        pool = type(scheduler.token_to_kv_pool_allocator)
-        pools = sys.modules[pool.__module__]
-        known = len(hooks.missing)
-        sites: list[tuple[Any, str, Callable[..., Any]]] = [
-            (sys.modules[release.worker_module], f"{release.worker}.forward_batch_generation", self._batch_starts),
-            (batch, "ScheduleBatch.filter_batch", self._filter),
-            (batch, "Req._check_str_based_finish", self._ending),
-            (sys.modules["sglang.srt.speculative.eagle_info"], "EagleDraftInput.filter_batch", self._kept),
-            (sys.modules[release.alarm], "raise_error_or_warn", self._alarm),
-            (pools, f"{pool.__name__}.alloc", self._alloc),
-            (pools, f"{pool.__name__}.free", self._free),
-            (sys.modules["sglang.srt.managers.scheduler"], "Scheduler._abort_on_queued_limit", self._queue),
-        ]
+    def places(self) -> Iterator[Place]:
+        release, pool = self._release, type(self._scheduler.token_to_kv_pool_allocator)
+        pools = pool.__module__
+        yield Place(release.worker_module, f"{release.worker}.forward_batch_generation", self._batch_starts)
+        yield Place(BATCH, "ScheduleBatch.filter_batch", self._filter)
+        yield Place(BATCH, "Req._check_str_based_finish", self._ending)
+        yield Place("sglang.srt.speculative.eagle_info", "EagleDraftInput.filter_batch", self._kept)
+        yield Place(release.alarm, "raise_error_or_warn", self._alarm)
+        yield Place(pools, f"{pool.__name__}.alloc", self._alloc)
+        yield Place(pools, f"{pool.__name__}.free", self._free)
+        yield Place("sglang.srt.managers.scheduler", "Scheduler._abort_on_queued_limit", self._queue)
         if "free_segment" in vars(pool):  # a paged pool from 0.5.17 on gives rows back without `free`
-            sites.append((pools, f"{pool.__name__}.free_segment", self._free))
-        if hasattr(batch.ScheduleBatch, KEPT_FIRST):  # 0.5.17 and later
-            sites.append((batch, f"ScheduleBatch.{KEPT_FIRST}", self._kept_first))
-        for module, dotted, site in sites:
-            hooks.wrap(module, dotted, around(site), innermost=True)
-        return hooks.missing[known:]
+            yield Place(pools, f"{pool.__name__}.free_segment", self._free)
+        if hasattr(sys.modules[BATCH].ScheduleBatch, KEPT_FIRST):
+            yield Place(BATCH, f"ScheduleBatch.{KEPT_FIRST}", self._kept_first)
 
     def _batch_starts(self, original: Original, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         if self._recorder.round is not None:
@@ -128,3 +128,36 @@ class RequestSites:
         """SGLang's own check of an idle pool only warns where a mutant asks for it: ours has to find the defect."""
         warned = any(armed.mutant.args.get("alarm") == "off" for armed in self._mutants.armed)
         return original(obj, strict and not warned, *args, **kwargs)
+
+
+class AnswerSites(Sites):
+    """Around what leaves the scheduler, behind all that the probe sees."""
+
+    def places(self) -> Iterator[Place]:
+        if SENDER in sys.modules:
+            yield Place(SENDER, "SenderWrapper.send_output", self._sent)
+
+    def _sent(self, original: Original, sender: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._mutants.at("answers") and hasattr(output, ANSWERS["logprobs"]):
+            for number, rid in enumerate(output.rids):
+                self._change(output, number, plain_rid(rid))
+        return original(sender, output, *args, **kwargs)
+
+    def _change(self, output: Any, number: int, rid: str) -> None:
+        for name, attribute in ANSWERS.items():
+            column = getattr(output, attribute) or []
+            if len(column) <= number or column[number] in (None, []):
+                continue
+            value = flat(column[number])
+            changed = self._mutants.apply("answers", {name: value}, shares=[Share(rid, 0, len(value))])
+            if name in changed:
+                made = changed[name].tolist()
+                column[number] = made if isinstance(column[number], list) else made[0]
+
+
+def flat(value: Any) -> torch.Tensor:
+    """A number [1], numbers [m], or rows [m,h] of which some come in lists of several."""
+    if not isinstance(value, list):
+        return torch.tensor([value])
+    parts = [part if isinstance(part, list) and isinstance(part[0], list) else [part] for part in value]
+    return torch.tensor([row for part in parts for row in part])

@@ -1,52 +1,44 @@
 """Where mutants of a verify act: the tree, its walk, masks of grammars, and what decides sampled tokens.
 
-Engine side: standard library, torch and SGLang only. It must leave everything as it is where no mutant acts.
+Engine side: standard library, torch and SGLang only.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..hooks import Original
 from ..probes.names import TAIL_COPIER, sampled_walks
 from ..probes.verify_probe import mask_of
-from .armed import ArmedMutants
-from .registry import around
+from .armed import Place, Sites
 
-Original = Callable[..., Any]
 #: Value of a site -> argument of what walks a tree by uniforms, attribute of what is verified.
 UNIFORMS = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling", "distribution": "target_probs"}
 TREE = {"next_token": "retrieve_next_token", "next_sibling": "retrieve_next_sibling", "mask": "custom_mask"}
 SETTINGS = ("temperatures", "top_ks", "top_ps", "logit_bias")
 
 
-class VerifySites:
-    """The wrappers of one scheduler process around its verifies."""
+class VerifySites(Sites):
+    """Around a verify, and around what is sampled after a prompt."""
 
-    def __init__(self, mutants: ArmedMutants) -> None:
-        self._mutants = mutants
-
-    def install(self) -> list[str]:
-        """Wrap every site; returns those this release does not have."""
-        release, hooks = self._mutants.probe.release, self._mutants.probe.hooks
-        known, sample = len(hooks.missing), release.sample
-        inside: list[tuple[Any, str, Callable[..., Any]]] = [
-            (sys.modules[release.worker_module], f"{release.draft}.draft", self._tree),
-            (sys.modules[release.greedy], "verify_tree_greedy_func", self._accept),
-        ]
-        if sample is not None:  # the v1 worker's verify is one with its walk
-            hooks.wrap(sys.modules[sample[0]], sample[1], around(self._masks))
-            runner = sys.modules["sglang.srt.model_executor.model_runner"]
-            inside.append((sys.modules[sample[0]], sample[1], self._verify_settings))
-            inside.append((runner, "ModelRunner._preprocess_logits", self._first_settings))
-            if hasattr(sys.modules[sample[0]], TAIL_COPIER):  # 0.5.13 and later
-                inside.append((sys.modules[sample[0]], TAIL_COPIER, self._tails))
-        inside += [(owner, name, self._uniforms) for owner, name in sampled_walks(release)]
-        for module, dotted, site in inside:
-            hooks.wrap(module, dotted, around(site), innermost=True)
-        return hooks.missing[known:]
+    def places(self) -> Iterator[Place]:
+        release = self._release
+        yield Place(release.worker_module, f"{release.draft}.draft", self._tree)
+        yield Place(release.greedy, "verify_tree_greedy_func", self._accept)
+        if release.sample is not None:  # the v1 worker's verify is one with its walk
+            module, sample = release.sample
+            yield Place(module, sample, self._masks, outside=True)
+            yield Place(module, sample, self._verify_settings)
+            yield Place(
+                "sglang.srt.model_executor.model_runner", "ModelRunner._preprocess_logits", self._first_settings
+            )
+            if hasattr(sys.modules[module], TAIL_COPIER):  # 0.5.13 and later
+                yield Place(module, TAIL_COPIER, self._tails)
+        for owner, walk in sampled_walks(release):
+            yield Place(owner.__name__, walk, self._uniforms)
 
     def _tree(self, original: Original, worker: Any, *args: Any, **kwargs: Any) -> Any:
         verify_input = original(worker, *args, **kwargs)

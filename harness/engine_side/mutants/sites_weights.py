@@ -6,44 +6,36 @@ Engine side: standard library, torch and SGLang only.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
-from .armed import ArmedMutants
-from .registry import around
+from ..hooks import Original
+from .armed import RUNNER, Place, Sites
 
-Original = Callable[..., Any]
-#: Where a model's weights are loaded anew.
+#: Where a model's weights are loaded anew; until 0.5.16 the model runner loads them itself.
 WEIGHTS = ("sglang.srt.model_executor.model_runner_components.weight_updater", "WeightUpdater")
-ADAPTERS = ("sglang.srt.lora.lora_manager", "LoRAManager.prepare_lora_batch")
 UPDATES = ("update_weights_from_disk", "update_weights_from_tensor")
+ADAPTERS = "sglang.srt.lora.lora_manager"
 
 
-class WeightSites:
-    """The wrappers of one scheduler process."""
+class WeightSites(Sites):
+    """Around updates of weights, and the adapters of a batch."""
 
-    def __init__(self, mutants: ArmedMutants) -> None:
-        self._mutants = mutants
-
-    def install(self, scheduler: Any) -> list[str]:
-        """Wrap every site; returns those this release does not have."""
-        hooks = self._mutants.probe.hooks
-        known = len(hooks.missing)
-        loader = sys.modules.get(WEIGHTS[0])  # until 0.5.16 the model runner loads them itself
-        module, owner = (
-            (loader, WEIGHTS[1]) if loader else (sys.modules["sglang.srt.model_executor.model_runner"], "ModelRunner")
-        )
+    def places(self) -> Iterator[Place]:
+        module, owner = WEIGHTS if WEIGHTS[0] in sys.modules else (RUNNER, "ModelRunner")
         for name in UPDATES:
-            hooks.wrap(module, f"{owner}.{name}", around(self._weights), innermost=True)
-        if adapters := sys.modules.get(ADAPTERS[0]):
-            hooks.wrap(adapters, ADAPTERS[1], around(self._adapters), innermost=True)
-        updater = getattr(scheduler, "weight_updater", None)
+            yield Place(module, f"{owner}.{name}", self._weights)
+        if ADAPTERS in sys.modules:
+            yield Place(ADAPTERS, "LoRAManager.prepare_lora_batch", self._adapters)
+
+    def install(self) -> None:
+        super().install()
+        updater = getattr(self._scheduler, "weight_updater", None)
         if updater is not None:  # it keeps the method that it calls
             updater.flush_cache = partial(self._flush, updater.flush_cache)
-        return hooks.missing[known:]
 
     def _weights(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
         runner = getattr(owner, "get_model_runner", lambda: owner)()

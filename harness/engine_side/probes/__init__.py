@@ -6,8 +6,8 @@ the table of a release (`both_sides/compat.toml`) has its own names. A trace's h
 | call | module | what it gives |
 | --- | --- | --- |
 | `forward_batch_generation` | `probe` | a round: mode, requests, committed lengths |
-| `ModelRunner.forward` | `probe` | a row a slot: inputs, hidden rows, logits |
-| `_maybe_execute_deferred_mamba_cow_and_clear` | `probe` | recurrent states that a prompt goes on from |
+| `ModelRunner.forward` | `forward_probe` | a row a slot: inputs, hidden rows, logits |
+| `_maybe_execute_deferred_mamba_cow_and_clear` | `pool_probe` | recurrent states that a prompt goes on from |
 | `TritonAttnBackend.forward_decode`, `forward_extend` | `attention_probe` | KV slots that a forward's attention reads |
 | `draft` | `probe` | phase DRAFT; links of the tree |
 | `_draft_extend_for_prefill` | `probe` | phase DRAFT_PREFILL; what the target chose after a prompt; proposals |

@@ -17,12 +17,10 @@ from typing import Any
 
 import torch
 
-from ..hooks import HookRegistry
+from ..hooks import HookRegistry, Original
 from .cached_rows import CachedRows
 from .recorder import Recorder
 from .snapshot import Copy, Tensors
-
-Original = Callable[..., Any]
 
 BACKEND = "sglang.srt.layers.attention.triton_backend"
 #: Method of the backend -> the kernel that it calls by.

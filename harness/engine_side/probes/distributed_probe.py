@@ -7,12 +7,12 @@ SGLang computes.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..hooks import Original, around
 from .names import PREFIX_LENS, first_of
 from .probe import Probe
 from .recorder import ints, plain_rid
@@ -32,12 +32,12 @@ class DpProbe:
         runner = sys.modules["sglang.srt.model_executor.model_runner"]
         self._probe.hooks.wrap(runner, "ModelRunner.forward", self._forward)
 
-    def _forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _forward(self, original: Original) -> Original:
         recorder = self._probe.recorder
 
         def forward(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
             if recorder.round is not None:
-                phase = self._probe.phase_of(runner, forward_batch)
+                phase = self._probe.forwards.phase_of(is_draft=runner.is_draft_worker)
                 state = state_of(forward_batch) if runner.is_draft_worker else {"width": -1, "dtype": ""}
                 message = {
                     "ev": "state",
@@ -86,29 +86,25 @@ class HandoffProbe:
 
     def install(self) -> None:
         batches = sys.modules["sglang.srt.managers.schedule_batch"]
-        self._probe.hooks.wrap(batches, "ScheduleBatch.process_prebuilt", self._prebuilt)
+        self._probe.hooks.wrap(batches, "ScheduleBatch.process_prebuilt", around(self._prebuilt))
 
-    def _prebuilt(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _prebuilt(self, original: Original, batch: Any, *args: Any, **kwargs: Any) -> Any:
         recorder = self._probe.recorder
-
-        def process_prebuilt(batch: Any, *args: Any, **kwargs: Any) -> Any:
-            if not recorder.active:
-                return original(batch, *args, **kwargs)
-            lengths = batch.seq_lens.tolist()
-            prefixes = [int(length) for length in first_of(batch, PREFIX_LENS)]
-            recorder.open_round(mode="PREBUILT", rids=[plain_rid(req.rid) for req in batch.reqs], starts=lengths)
-            recorder.last = {"phase": "PREBUILT", "step": 0, "round": recorder.round.index if recorder.round else -1}
-            try:
-                result = original(batch, *args, **kwargs)
-                if batch.reqs and batch.spec_info is None:
-                    recorder.note("unbuilt")
-                elif batch.reqs:
-                    self._note(batch, lengths, prefixes)
-                return result
-            finally:
-                recorder.close_round()
-
-        return process_prebuilt
+        if not recorder.active:
+            return original(batch, *args, **kwargs)
+        lengths = batch.seq_lens.tolist()
+        prefixes = [int(length) for length in first_of(batch, PREFIX_LENS)]
+        recorder.open_round(mode="PREBUILT", rids=[plain_rid(req.rid) for req in batch.reqs], starts=lengths)
+        recorder.last = {"phase": "PREBUILT", "step": 0, "round": recorder.round.index if recorder.round else -1}
+        try:
+            result = original(batch, *args, **kwargs)
+            if batch.reqs and batch.spec_info is None:
+                recorder.note("unbuilt")
+            elif batch.reqs:
+                self._note(batch, lengths, prefixes)
+            return result
+        finally:
+            recorder.close_round()
 
     def _note(self, batch: Any, lengths: list[int], prefixes: list[int]) -> None:
         """The slots whose KV arrived, and what the first draft step will be fed."""

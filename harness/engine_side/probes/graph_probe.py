@@ -24,12 +24,9 @@ from typing import Any
 
 import torch
 
-from ..hooks import HookRegistry
+from ..hooks import HookRegistry, Original
 from .captured_graph import Arena, CapturedGraph
 from .snapshot import Tensors, copied, inputs_of, outputs_of
-
-Original = Callable[..., Any]
-
 
 #: Gets the graph that has just been replayed, if it has calls.
 OnReplay = Callable[[CapturedGraph], None]

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from ..hooks import HookRegistry, ImportHooks
-
-Original = Callable[..., Any]
+from ..hooks import HookRegistry, ImportHooks, Original, around
 
 MODULE = "sglang.srt.layers.attention.dsa.dsa_indexer"
 POOL = "sglang.srt.mem_cache.memory_pool"
@@ -41,30 +39,32 @@ class IndexProbe:
         hooks.after(MODULE, self._watch)
 
     def _watch(self, module: ModuleType) -> None:
-        self._registry.wrap(module, "Indexer.forward_cuda", self._chooses)
+        self._registry.wrap(module, "Indexer.forward_cuda", around(self._chooses))
 
     def _keep_table(self, module: ModuleType) -> None:
         """The table of slots by request and position, which target and draft share."""
 
-        def make(original: Original) -> Original:
-            def init(pool: Any, *args: Any, **kwargs: Any) -> None:
-                original(pool, *args, **kwargs)
-                self._table = pool.req_to_token
+        def init(original: Original, pool: Any, *args: Any, **kwargs: Any) -> None:
+            original(pool, *args, **kwargs)
+            self._table = pool.req_to_token
 
-            return init
+        self._registry.wrap(module, "ReqToTokenPool.__init__", around(init))
 
-        self._registry.wrap(module, "ReqToTokenPool.__init__", make)
-
-    def _chooses(self, original: Original) -> Original:
-        def forward_cuda(
-            indexer: Any, x: Any, q_lora: Any, positions: Any, forward_batch: Any, *args: Any, **kwargs: Any
-        ) -> Any:
-            found = original(indexer, x, q_lora, positions, forward_batch, *args, **kwargs)
-            if not torch.cuda.is_current_stream_capturing():
-                self._note(indexer, positions, forward_batch, found)
-            return found
-
-        return forward_cuda
+    def _chooses(
+        self,
+        original: Original,
+        indexer: Any,
+        x: Any,
+        q_lora: Any,
+        positions: Any,
+        forward_batch: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        found = original(indexer, x, q_lora, positions, forward_batch, *args, **kwargs)
+        if not torch.cuda.is_current_stream_capturing():
+            self._note(indexer, positions, forward_batch, found)
+        return found
 
     def _note(self, indexer: Any, positions: torch.Tensor, batch: Any, found: torch.Tensor | None) -> None:
         if id(indexer) not in self._named:

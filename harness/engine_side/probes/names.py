@@ -41,6 +41,8 @@ def sampled_walks(release: Release) -> list[tuple[types.ModuleType, str]]:
 SAMPLING = "sglang.srt.sampling.sampling_batch_info"
 #: What copies the unfinished last page of a prefix to where branches begin; only with pages and topk > 1.
 TAIL_COPIER = "duplicate_prefix_tail_to_draft_branches"
+#: Of a model runner: copies states that prompts go on from into the slots of their requests.
+STATES_COPIED = "_maybe_execute_deferred_mamba_cow_and_clear"
 # Names that changed between releases, newest last; the first one present is read.
 PREFIX_LENS = ("prefix_lens", "extend_prefix_lens")
 EXTEND_LENS = ("extend_lens", "extend_seq_lens")
@@ -61,6 +63,12 @@ def first_of(owner: Any, names: tuple[str, ...]) -> Any:
 def as_tensor(values: Any) -> torch.Tensor:
     """Whole numbers that some releases hold as a list."""
     return values if isinstance(values, torch.Tensor) else torch.as_tensor(values, dtype=torch.int64)
+
+
+def free_lists(allocator: Any) -> list[torch.Tensor]:
+    """Of an allocator of pages: those that nobody has, [*] each; none where it keeps no lists."""
+    lists = (getattr(allocator, name, None) for name in ("free_pages", "release_pages"))
+    return [pages for pages in lists if pages is not None]
 
 
 def read_batch(batch: Any, copied: Callable[[Tensors], Copy | None]) -> dict[str, Any]:

@@ -11,17 +11,16 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from ..hooks import HookRegistry
+from ..hooks import HookRegistry, Make, Original, around
 from .cached_rows import CachedRows
 from .recorder import Recorder
 from .work_queues import WorkQueues
 
-Original = Callable[..., Any]
 #: The queues from which the controller's threads take their work, each before those that it may lead to.
 WORK = ("prefetch_queue", "prefetch_buffer", "prefetch_sync_queue", "backup_queue")
 #: How long threads may take for what a step began.
@@ -40,9 +39,9 @@ class StorageProbe:
 
     def install(self, hooks: HookRegistry) -> None:
         """Wrap where pages are written, read, and asked for."""
-        wrap_method(hooks, self._controller, "write_storage", self._writes)
-        wrap_method(hooks, self._controller, "_page_transfer", self._reads)
-        wrap_method(hooks, self._tree, "check_prefetch_progress", self._asks)
+        wrap_method(hooks, self._controller, "write_storage", around(self._writes))
+        wrap_method(hooks, self._controller, "_page_transfer", around(self._reads))
+        wrap_method(hooks, self._tree, "check_prefetch_progress", around(self._asks))
 
     def settle(self) -> None:
         """Wait until every thread waits for work, then report what they read."""
@@ -61,29 +60,27 @@ class StorageProbe:
         self._read.clear()
         self._tree.clear_storage_backend()
 
-    def _writes(self, original: Original) -> Original:
-        def write_storage(
-            controller: Any, host_indices: Any, token_ids: Any, hash_value: Any, *args: Any, **kwargs: Any
-        ) -> Any:
-            self._said("kept", host_indices, hash_value)
-            return original(controller, host_indices, token_ids, hash_value, *args, **kwargs)
+    def _writes(
+        self,
+        original: Original,
+        controller: Any,
+        host_indices: Any,
+        token_ids: Any,
+        hash_value: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        self._said("kept", host_indices, hash_value)
+        return original(controller, host_indices, token_ids, hash_value, *args, **kwargs)
 
-        return write_storage
+    def _reads(self, original: Original, controller: Any, operation: Any) -> Any:
+        if not operation.is_terminated():  # said when the scheduler waits, not in this thread
+            self._read.append(operation)
+        return original(controller, operation)
 
-    def _reads(self, original: Original) -> Original:
-        def _page_transfer(controller: Any, operation: Any) -> Any:
-            if not operation.is_terminated():  # said when the scheduler waits, not in this thread
-                self._read.append(operation)
-            return original(controller, operation)
-
-        return _page_transfer
-
-    def _asks(self, original: Original) -> Original:
-        def check_prefetch_progress(tree: Any, *args: Any, **kwargs: Any) -> Any:
-            self.settle()
-            return original(tree, *args, **kwargs)
-
-        return check_prefetch_progress
+    def _asks(self, original: Original, tree: Any, *args: Any, **kwargs: Any) -> Any:
+        self.settle()
+        return original(tree, *args, **kwargs)
 
     def _said(self, what: str, host: torch.Tensor, hashes: Sequence[str]) -> None:
         """host: int64 [w], the rows of as many whole pages."""
@@ -100,7 +97,7 @@ class StorageProbe:
         self._recorder.put_before({**message, "storage": storage.tolist()})
 
 
-def wrap_method(hooks: HookRegistry, owner: Any, method: str, make: Callable[[Original], Original]) -> None:
+def wrap_method(hooks: HookRegistry, owner: Any, method: str, make: Make) -> None:
     """Wrap a method on the class of `owner` that defines it."""
     defined = next(one for one in type(owner).__mro__ if method in vars(one))
     hooks.wrap(sys.modules[defined.__module__], f"{defined.__name__}.{method}", make)

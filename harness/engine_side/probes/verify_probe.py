@@ -6,13 +6,13 @@ Engine side: standard library, torch and SGLang only. It must not change any val
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ...both_sides.compat import Release
-from ..hooks import HookRegistry
+from ..hooks import HookRegistry, Original
 from .names import (
     ACCEPTED_DRAFTS,
     ACCEPTED_INDICES,
@@ -25,7 +25,6 @@ from .names import (
 )
 from .recorder import Recorder
 
-Original = Callable[..., Any]
 #: The place of the tokens' mask among what a verify is given: behind batch and logits.
 MASK = 2
 

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from . import cpu_experts
-from .patches import Note, register
-from .torch_views import View, without_pinning
+from .patches import Note, View, register, without_pinning
 
 
 @register

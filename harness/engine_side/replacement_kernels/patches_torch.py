@@ -9,8 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
-from .patches import Note, register
-from .torch_views import View, on_cpu, without_pinning
+from .patches import Note, View, on_cpu, register, without_pinning
 
 
 @register

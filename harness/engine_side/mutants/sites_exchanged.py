@@ -1,42 +1,59 @@
-"""Where mutants of a disaggregated pair act: metadata as it is written and read, and the pages that travel.
+"""Where mutants of what processes exchange act: parts over TP ranks, and what one engine hands to another.
 
-Engine side: standard library, torch and SGLang only. It must leave everything as it is where no mutant acts.
+Engine side: standard library, torch and SGLang only.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..hooks import Original
 from ..probes.distributed_probe import BONUS
 from ..transfer_backend.files import CHANGE_PAGES
-from .armed import ArmedMutants, one_each
-from .registry import around
+from .armed import Place, Sites, one_each
 
-Original = Callable[..., Any]
+RANKS, HANDOFF = "sglang.srt.distributed.parallel_state", "sglang.srt.disaggregation.utils"
 
 
-class HandoffSites:
-    """The wrappers of one side of a pair; each is given what it wraps first, then the arguments of the call."""
+class RankSites(Sites):
+    """Around what is summed or gathered over TP ranks."""
 
-    def __init__(self, mutants: ArmedMutants) -> None:
-        self._mutants = mutants
+    def places(self) -> Iterator[Place]:
+        yield Place(RANKS, "GroupCoordinator.all_reduce", self._reduced)
+        yield Place(RANKS, "GroupCoordinator.all_gather", self._gathered)
 
-    def install(self) -> list[str]:
-        """Wrap every site; returns those this release does not have."""
-        hooks = self._mutants.probe.hooks
-        known = len(hooks.missing)
-        utils = sys.modules["sglang.srt.disaggregation.utils"]
-        batches = sys.modules["sglang.srt.managers.schedule_batch"]
-        hooks.wrap(utils, "MetadataBuffers.set_buf", around(self._sent), innermost=True)
-        hooks.wrap(utils, "MetadataBuffers.get_buf", around(self._rows), innermost=True)
-        hooks.wrap(batches, "ScheduleBatch.process_prebuilt", around(self._arrived), innermost=True)
+    def _reduced(self, original: Original, ranks: Any, part: Any, *args: Any, **kwargs: Any) -> Any:
+        """The part is written over by the sum."""
+        phase = self._recorder.last.get("phase", "")
+        own = part.clone() if ranks.world_size > 1 and self._mutants.at("reduced", phase) else None
+        whole = original(ranks, part, *args, **kwargs)
+        if own is None:
+            return whole
+        return self._mutants.apply("reduced", {"part": own, "sum": whole}, phase=phase).get("sum", whole)
+
+    def _gathered(self, original: Original, ranks: Any, part: Any, *args: Any, **kwargs: Any) -> Any:
+        phase, whole = self._recorder.last.get("phase", ""), original(ranks, part, *args, **kwargs)
+        if ranks.world_size == 1 or not self._mutants.at("gathered", phase):
+            return whole
+        values = {"part": part, "whole": whole}
+        return self._mutants.apply("gathered", values, phase=phase).get("whole", whole)
+
+
+class HandoffSites(Sites):
+    """Of one side of a disaggregated pair: metadata as it is written and read, and the pages that travel."""
+
+    def places(self) -> Iterator[Place]:
+        yield Place(HANDOFF, "MetadataBuffers.set_buf", self._sent)
+        yield Place(HANDOFF, "MetadataBuffers.get_buf", self._rows)
+        yield Place("sglang.srt.managers.schedule_batch", "ScheduleBatch.process_prebuilt", self._arrived)
+
+    def install(self) -> None:
+        super().install()
         CHANGE_PAGES.append(self._pages)
-        return hooks.missing[known:]
 
     def _sent(self, original: Original, buffers: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
         """Prefill side: what a request puts into its row."""
@@ -56,8 +73,8 @@ class HandoffSites:
     def _arrived(self, original: Original, batch: Any, *args: Any, **kwargs: Any) -> Any:
         """Decode side: what a prebuilt batch is made of, and the token it begins with."""
         reqs = list(batch.reqs)
-        if self._mutants.recorder.round is not None:
-            self._mutants.batches = self._mutants.recorder.round.index + 1
+        if self._recorder.round is not None:
+            self._mutants.batches = self._recorder.round.index + 1
         if reqs:
             held = [req.hidden_states_tensor for req in reqs]
             changed = self._mutants.apply("arrived", {"hidden": torch.stack(held)}, shares=one_each(reqs))

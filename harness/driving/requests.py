@@ -1,12 +1,13 @@
-"""What is kept of an engine's answers, and of what each rank says at the end of a scenario."""
+"""What a request asks of SGLang, in its own words, and what is kept of what it and its ranks answer in the end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from harness.contract.answers import RETURNED, flat_states
+from harness.contract.requests import SAMPLING, RequestSpec
 from harness.contract.scenario import Scenario
 from harness.contract.trace import RequestEnd
 from harness.driving.received import Received, place_of
@@ -17,6 +18,21 @@ SAID = (
     *("finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens", "dp_rank"),
     *("num_retractions", "weight_version"),
 )
+
+
+def sampling_of(request: RequestSpec, eos: Sequence[int] = ()) -> dict[str, Any]:
+    """SGLang sampling parameters of a request; without `eos` that of the checkpoint is ignored."""
+    return {
+        "temperature": request.temperature,
+        "max_new_tokens": None if request.unlimited else request.max_new_tokens,
+        "ignore_eos": request.ignore_eos or not (request.stop_token_ids or eos),
+        **sent(request, SAMPLING),
+    }
+
+
+def sent(request: RequestSpec, keys: Sequence[str]) -> dict[str, Any]:
+    """Those of the keys that it asks for, as JSON has them."""
+    return request.model_dump(mode="json", include=set(keys) & set(request.asked))
 
 
 def end_scenario(engine: Engine, scenario: Scenario, received: Received, *, submitted: Iterable[str]) -> None:
@@ -34,7 +50,7 @@ def end_scenario(engine: Engine, scenario: Scenario, received: Received, *, subm
 
 
 def note_rank(received: Received, rank: Mapping[str, Any], said: Mapping[str, Any], *, when: str) -> None:
-    """The pools of a rank; and what a boot that follows lines of SGLang's source said of them (host.source_swap)."""
+    """The pools of a rank; and what a boot that follows lines of SGLang's source said of them (host.executed)."""
     received.note("pool", dp_rank=rank["dp_rank"], when=when, **said["pool"], **received.of(rank))
     if "source" in said:
         received.note("source", dp_rank=rank["dp_rank"], when=when, **said["source"], **received.of(rank))
