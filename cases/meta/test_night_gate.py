@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 import zipfile
 from pathlib import Path
 from xml.etree import ElementTree
@@ -28,7 +27,7 @@ from cases.meta import nights, pretended_engine
 from cases.meta.command_line import call
 from cases.meta.pretended_card import app as card_user
 from cases.meta.pretended_card import used
-from cases.meta.processes import survivors, tree
+from cases.meta.processes import survivors, tree, wait_until
 from harness.cli import night as night_command
 from harness.cli import night_plan, nightly
 from harness.contract.finding_pages import issues
@@ -42,14 +41,11 @@ NIGHT = ("matrix", "--nights", "nights", "--engines", "0.5.13,0.5.23", "--cases"
 
 
 @pytest.fixture
-def work(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(envs, "current", lambda: None)
+def work(work, monkeypatch):
     for module in (nightly, night_command):
         monkeypatch.setattr(module, "today", lambda: nights.TODAY)
-    pretended_engine.furnish(tmp_path / "home")
-    return tmp_path
+    pretended_engine.furnish(work / "home")
+    return work
 
 
 def kept(root, *made):
@@ -117,9 +113,7 @@ def test_a_shard_that_was_killed_is_red_with_its_host_and_its_cells(work):
     pretended_engine.furnish(pretended, body=pretended_engine.SLEEPS)
     command = (*NIGHT[:2], "killed", *NIGHT[3:], "--shard", "2/2")
     process = pretended_engine.start(*command, cwd=work, home=pretended, PYTHONPATH=str(ROOT))
-    deadline = time.monotonic() + 60
-    while not list(work.glob("killed/*/logs/*.log")) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until(lambda: list(work.glob("killed/*/logs/*.log")), process=process)
     processes = tree(process.pid)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()

@@ -6,7 +6,9 @@ import json
 import shutil
 import tarfile
 import tempfile
+from concurrent.futures import CancelledError
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -14,13 +16,11 @@ import pytest
 from cases.meta import pretended_wheels
 from cases.meta.command_line import call
 from cases.meta.pretended_pip import quiet
-from cases.meta.pretended_wheels import OTHER, OWN, REQUIRES, REQUIRES_TORCH, PretendedIndex, sglang_files
+from cases.meta.pretended_wheels import OTHER, OWN, REQUIRES, REQUIRES_TORCH, TORCH, PretendedIndex, sglang_files
 from harness.engines import dependencies
 from harness.engines.dependencies import EnvError
 from harness.machines import archives, bundle_contents, bundle_files, pack, prebuild
 from harness.machines.bundle import Manifest
-
-TORCH = "2.11.0+cu130"
 
 
 @pytest.fixture
@@ -364,3 +364,22 @@ def test_the_command_prints_what_it_came_to(index, tmp_path, monkeypatch):
     assert any(line.split()[:2] == ["sglang-kernel-0.4.3", "4"] for line in lines), done.stdout
     assert lines[-3].startswith("sglang.bundle: ")
     assert lines[-1].endswith("python3 -m harness.machines.unpack sglang.bundle")
+
+
+def test_an_interrupted_packing_reads_no_further(index, tmp_path, monkeypatch):
+    class Interrupted(archives._Content):
+        def read(self, size: int | None = -1, /) -> bytes:
+            got = super().read(size)
+            if self.stop not in seen:
+                seen.append(self.stop)
+                raise KeyboardInterrupt
+            return got
+
+    seen: list[Event] = []
+    monkeypatch.setattr(archives, "_Content", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        packed(tmp_path / "b", "0.5.13")
+    (stop,) = seen
+    with pytest.raises(CancelledError):
+        archives._Content(b"more", stop).read()
+    assert not (tmp_path / "b").exists()

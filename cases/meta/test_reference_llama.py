@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from cases.meta.published import VOCAB, make_target
+from cases.meta.published import VOCAB, make_target, tokens_of
 from reference.checkpoint import CheckpointError, Weights
 from reference.pairs import load_target
 
@@ -17,15 +17,11 @@ LENGTH = 70
 SEEDS = range(4, 12)
 
 
-def tokens_of(length, seed):
-    return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 @pytest.mark.parametrize("seed", SEEDS)
 @torch.no_grad()
 def test_every_state_and_logit_equals_hf(family, seed, tmp_path):
-    hf, tokens = make_target(family, seed, tmp_path), tokens_of(LENGTH, seed)
+    hf, tokens = make_target(family, seed, tmp_path), tokens_of(LENGTH, VOCAB, seed=seed)
     target = load_target(tmp_path, DOUBLE)
     theirs = hf(tokens[None], output_hidden_states=True, use_cache=False)
     mine = target.hidden_states(tokens)
@@ -36,7 +32,7 @@ def test_every_state_and_logit_equals_hf(family, seed, tmp_path):
 
 @torch.no_grad()
 def test_sharded_files_and_torch_files_hold_the_same(tmp_path):
-    hf, tokens = make_target("qwen2", 3, tmp_path / "one"), tokens_of(20, 3)
+    hf, tokens = make_target("qwen2", 3, tmp_path / "one"), tokens_of(20, VOCAB, seed=3)
     plain = load_target(tmp_path / "one", DOUBLE).forward(tokens)
     config = (tmp_path / "one" / "config.json").read_text()
     for name in ("sharded", "bin", "bins"):

@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 
 from harness.cli.outcome import Exit, guarded
-from harness.contract.finding_pages import body, issues, meant
+from harness.contract.finding_pages import body, issues
 from harness.contract.outputs import check_target, write_text
-from harness.contract.usage import UsageError
+from harness.contract.usage import UsageError, meant
 
 
 @guarded

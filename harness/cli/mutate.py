@@ -98,13 +98,19 @@ def command(
     before = [] if survivors_of is None else [survivors_of]
     for option, kept_there in [("--survivors-of", one) for one in before] + [("--merge", one) for one in merge or ()]:
         _check_kept(option, kept_there, version=version, seed=seed)
+    place = Place(release=version, device=device, wanted=wanted)
+    for name in names:
+        if not place.made(FAMILIES[name].scenarios):
+            raise UsageError(
+                f"--family {name}: SGLang {version} runs none of its scenarios so\n  why not:  eaglecheck run --engine "
+                f"{version} --device {device} --family {name}"
+            )
     lease = prepare.gpu_lease(device, gpu_share)
     part = prepare.shard_of(shard)
     runs_root = writable(prepare.runs_root(runs))
     env = prepare.engine_environment(version, lambda text: say(console, text))
     if (package := env.package) is None:
         raise UsageError(f"the source of SGLang {version} is not on this disk: there is nothing to mutate")
-    place = Place(release=version, device=device, wanted=wanted)
     settings = [f"{name}={value}" for name, value in wanted.changes().items()]
     root = runs_root / "-".join(["mutate", version, *([] if device == "cpu" else [device]), *names, *settings])
     folder = root / (f"seed-{seed}-inside-graphs" if inside_graphs else f"seed-{seed}")
