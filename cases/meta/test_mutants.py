@@ -23,7 +23,6 @@ from harness.search.mutants_report import EXCUSED, UNDRIVABLE
 
 DRIVABLE = [mutant for mutant in MUTANTS.values() if mutant.needs not in UNDRIVABLE]
 #: Which rows a mutant may be about.
-PLACES = ("all", "first", "inner", "last", "border", "retracted", "decoding", "last-request")
 
 
 def test_there_are_forty_and_no_id_is_used_in_two_families():
