@@ -21,7 +21,6 @@ from reference.engine_view import EngineView
 from reference.languages import Language, NoLanguageError
 from reference.spelling import Spelling
 from reference.timeline import timelines
-from reference.tree import Tree
 
 #: What reasoning models end their thoughts with, by SGLang's name of their parser.
 THINK_ENDS = {"qwen3": "</think>", "deepseek-r1": "</think>"}
@@ -83,7 +82,7 @@ class Constraints:
             phase, lines = Phase.PREFILL, [known[: part.start + part.length - len(request.input_ids)]]
         elif mode == "DECODE" and (tree := view.conditions(part, before).tree) is not None:
             root = part.start - len(request.input_ids)
-            phase, lines = Phase.VERIFY, [(*known[:root], *line) for line in _paths(tree)]
+            phase, lines = Phase.VERIFY, [(*known[:root], *line) for line in tree.lines()]
         else:
             return
         data = {
@@ -105,14 +104,6 @@ class Constraints:
             "text": self.spelling.answered(request, output, own, ends=request.stops(self.ends)),
         }
         return Event(name="written", scheduler_step=0, data=data)
-
-
-def _paths(tree: Tree) -> list[tuple[int, ...]]:
-    """From the root to each node, both included."""
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(tree.tokens, tree.parents, strict=True):
-        paths.append((token,) if parent < 0 else (*paths[parent], token))
-    return paths
 
 
 def _packed(allowed: np.ndarray | None) -> str | None:

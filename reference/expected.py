@@ -14,7 +14,7 @@ from harness.contract.trace import Event
 from reference.draft import best
 from reference.logit_rules import Rules
 from reference.rounds import Drafts
-from reference.tree import Tree
+from reference.tree import Tree, child_of
 
 
 def expected_accepts(drafts: Drafts, rules: Rules) -> list[Event]:
@@ -41,8 +41,7 @@ def committed_by(tree: Tree, text: Iterator[int]) -> int:
     """How many tokens of `text`, which follows its root, a tree would commit: the accepted nodes and one more."""
     node, length = 0, 1
     for token in text:
-        matching = (s for s in range(1, len(tree.tokens)) if tree.parents[s] == node and tree.tokens[s] == token)
-        child = next(matching, None)
+        child = child_of(node, token, tree.tokens, tree.parents)
         if child is None:
             break
         node, length = child, length + 1

@@ -11,8 +11,7 @@ import pytest
 
 from cases.meta.bisections import FAILS, PASSES, bisect, furnish, know, notes, start
 from cases.meta.histories import History
-from harness.bisect.repository import Repository
-from harness.bisect.trees import worktrees
+from harness.bisect.repository import Repository, worktrees
 
 
 @pytest.fixture

@@ -484,6 +484,17 @@ def test_a_crash_that_our_replacement_kernel_raised_says_so_and_keeps_its_signat
     assert ("cpu_attention.decode_attention_fwd" in found.observed) is said
 
 
+def test_what_our_replacement_kernel_does_not_do_is_unknown_and_no_crash_of_sglangs(made):
+    scenario, engine = made
+    data = {"site": "srt/a.py:f", "error": "NotImplementedError: it does not implement logit_cap=30", "phase": "DRAFT"}
+    for frames, outcome in ((SGLANG + OURS, "UNKNOWN"), (SGLANG, "FAIL")):
+        told = data | {"round": 1, "trace": f"Traceback:\n{frames}x"}
+        crash = Event(name="crash", scheduler_step=engine.rounds[-1].scheduler_step, data=told)
+        verdict, _ = judge(scenario, replace(engine, events=(*engine.events[:1], crash), ends=()), None)
+        assert verdict.outcome == outcome
+        assert any("logit_cap=30" in why for why in verdict.reasons) is (outcome == "UNKNOWN")
+
+
 def test_a_crash_names_the_requests_of_its_batch_and_what_else_than_tokens_they_ask_for(made):
     scenario, engine = made
     odd = scenario.requests[0].model_copy(update={"temperature": 1.0, "logit_bias": {"7": 100.0}})

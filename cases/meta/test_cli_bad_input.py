@@ -193,6 +193,10 @@ REFUSED = {
         ["mutants", "--only", "draft-position-late", "--server-arg", "page_size=4"],
         "engine.server_args has page_size, which eaglecheck sets itself",
     ),
+    "mutate-family-too-new": (
+        ["mutate", "--engine", "0.5.13", "--family", "eagle,hicache"],
+        "--family hicache: SGLang 0.5.13 runs none of its scenarios",
+    ),
     "mutant": (["mutants", "--only", "draft-position-lat"], "did you mean 'draft-position-late'"),
     "mutate-family": (["mutate", "--family", "egale"], "'egale'; did you mean 'eagle'"),
     "host-cache-by-kernels": (

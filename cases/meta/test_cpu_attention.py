@@ -90,3 +90,23 @@ def test_a_sink_takes_its_share_and_adds_nothing():
     one = {name: rows[:1] for name, rows in SPREAD.items()}
     out = extended(cached=0, **(one | POOL), sinks=torch.tensor([math.log(3)]))
     assert out.item() == pytest.approx(4.0 / 4)
+
+
+@pytest.mark.parametrize(("scales", "reads"), [({}, 2.0), ({"k_scale": 2.0}, 2.6)])
+@pytest.mark.parametrize("kind", ["decode", "extend"])
+def test_a_quantized_pool_holds_rows_divided_by_a_scale_and_new_rows_are_whole(kind, scales, reads):
+    """Two keys with scores 0 and ln 3 without a scale: shares 1/4 and 3/4; ln 9 with one: 1/10 and 9/10."""
+    pool = {"k_buffer": torch.tensor([[[math.log(3)]], [[0.0]]]), "v_buffer": torch.tensor([[[3.0]], [[-1.0]]])}
+    for v_scale in (None, 1.0, 0.5):
+        told = scales | {"v_scale": v_scale}
+        if kind == "decode":
+            out = torch.zeros(1, 1, 1)
+            plan = {"kv_indptr": torch.tensor([0, 2]), "kv_indices": torch.arange(2), "sm_scale": 1.0}
+            cpu_attention.decode_attention({"q": torch.ones(1, 1, 1), "o": out} | plan | pool | told)
+            expected = reads * (v_scale or 1.0)
+        else:
+            own = {"k_extend": torch.zeros(1, 1, 1), "v_extend": torch.tensor([[[-1.0]]])}
+            out = extended(cached=1, q_extend=torch.ones(1, 1, 1), **own, **pool, **told)
+            share = (reads + 1) / 4
+            expected = share * 3 * (v_scale or 1.0) - (1 - share)
+        assert out.item() == pytest.approx(expected, rel=1e-5)

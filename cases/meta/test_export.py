@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.metadata
 import json
 import re
@@ -226,6 +227,17 @@ def test_a_file_runs_on_every_release_and_carries_the_kernels_of_the_old_ones(on
     kernel = SimpleNamespace(__name__="eagle_utils")
     made["load"]("cpu").patch(kernel, "tree", "")
     assert kernel.sgl_build_tree_kernel_efficient.__doc__ == cpu_tree.build_tree.__doc__
+
+
+def test_a_package_that_is_there_and_cannot_be_loaded_is_a_stub(one, tmp_path, monkeypatch):
+    (tmp_path / "sgl_kernel").mkdir()
+    (tmp_path / "sgl_kernel" / "__init__.py").write_text("raise ImportError('libcuda.so.1: cannot open')")
+    stubs = exported_module(one, tmp_path)["stubs"]()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [stubs, *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "sgl_kernel", raising=False)
+    assert importlib.import_module("sgl_kernel").anything() is not None
+    monkeypatch.delitem(sys.modules, "sgl_kernel")
 
 
 def test_what_one_file_cannot_show_is_refused_with_what_to_type_next(one):

@@ -7,12 +7,17 @@ from types import SimpleNamespace
 import pytest
 from packaging.version import Version
 from rich.console import Console
+from typer.testing import CliRunner
 
+from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS
 from harness.checks import CHECKS
+from harness.cli import prepare
+from harness.cli.main import app
 from harness.contract.finding_pages import issues
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
+from harness.driving.refusals import refusal
 from harness.engines import envs
 from harness.engines.errors import EngineError
 from harness.search import mutants
@@ -178,6 +183,24 @@ def test_tree_is_asked_only_of_releases_whose_tree_worker_is_sound(release, fate
     made = Campaign(drives({}), release, [MUTANTS["mask-bit-lost"]]).run()
     assert made.scores[0].status is fate
     assert made.unsound == ()
+
+
+@pytest.mark.parametrize("need", EXERCISES)
+@pytest.mark.parametrize("release", envs.SUPPORTED)
+def test_what_run_refuses_on_a_release_is_not_asked_of_it(need, release):
+    one = next(mutant for mutant in MUTANTS.values() if mutant.needs == need)
+    engines = drives({})
+    made = Campaign(engines, release, [one]).run()
+    refused = [why for each in EXERCISES[need] if (why := refusal(each, version=release, device="cpu"))]
+    assert not refused or (made.scores[0].status, engines.asked) == (Status.NOT_RUN, [])
+
+
+@pytest.mark.parametrize(("name", "release"), [("host-draft-not-stored", "0.5.13"), ("mask-bit-lost", "0.5.11")])
+def test_one_that_is_named_and_cannot_be_asked_is_refused_before_a_boot(monkeypatch, name, release):
+    monkeypatch.setattr(prepare, "engine_environment", lambda *_: pytest.fail("nothing slow"))
+    done = CliRunner().invoke(app, ["mutants", "--only", f"draft-position-late,{name}", "--engine", release])
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"eaglecheck: --only {name}: ")
 
 
 def test_mutant_that_the_engine_refuses_is_not_run():

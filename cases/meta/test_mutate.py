@@ -20,7 +20,7 @@ from harness.cli.mutate import NAME, _drawn
 from harness.cli.report import _document
 from harness.contract.types import Outcome
 from harness.contract.usage import UsageError
-from harness.engine_side.host import source_swap
+from harness.engine_side.host import executed, source_swap
 from harness.engines.errors import EngineError, EngineNotClean, NoLease
 from harness.engines.process import Launch
 from harness.search import faults, mutant_results
@@ -225,7 +225,7 @@ def test_lines_that_run_are_followed_with_the_tensors_they_read(tmp_path, monkey
     source = "def f(batch, n):\n    a = batch.lens\n    if n:\n        b = a + 1\n    return batch.text\n"
     module = make_module(folder, source, "followed")
     other = make_module(tmp_path, source, "not_followed")
-    follow = source_swap.Executed(parts=("srt/speculative/",))
+    follow = executed.Executed(parts=("srt/speculative/",))
     batch = types.SimpleNamespace(lens=torch.zeros(3, dtype=torch.int32), text="")
     begin, end = (partial(follow._captures, capturing, lambda: None) for capturing in (True, False))
     before = sys.gettrace()
@@ -255,7 +255,7 @@ def test_a_property_is_not_asked_for_a_tensor():
             raise AssertionError("looked at")
 
     found = {}
-    source_swap._note(found, ["batch", "lens"], {"batch": Batch()})
+    executed._note(found, ["batch", "lens"], {"batch": Batch()})
     assert found == {}
 
 

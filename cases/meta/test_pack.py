@@ -6,7 +6,9 @@ import json
 import shutil
 import tarfile
 import tempfile
+from concurrent.futures import CancelledError
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -362,3 +364,22 @@ def test_the_command_prints_what_it_came_to(index, tmp_path, monkeypatch):
     assert any(line.split()[:2] == ["sglang-kernel-0.4.3", "4"] for line in lines), done.stdout
     assert lines[-3].startswith("sglang.bundle: ")
     assert lines[-1].endswith("python3 -m harness.machines.unpack sglang.bundle")
+
+
+def test_an_interrupted_packing_reads_no_further(index, tmp_path, monkeypatch):
+    class Interrupted(archives._Content):
+        def read(self, size: int | None = -1, /) -> bytes:
+            got = super().read(size)
+            if self.stop not in seen:
+                seen.append(self.stop)
+                raise KeyboardInterrupt
+            return got
+
+    seen: list[Event] = []
+    monkeypatch.setattr(archives, "_Content", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        packed(tmp_path / "b", "0.5.13")
+    (stop,) = seen
+    with pytest.raises(CancelledError):
+        archives._Content(b"more", stop).read()
+    assert not (tmp_path / "b").exists()

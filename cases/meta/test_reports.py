@@ -11,9 +11,10 @@ import pytest
 from cases.meta import page_runs, results
 from cases.meta.command_line import call
 from harness.checks.findings import group
-from reports.markdown import LIMIT, block, code, render_markdown
+from reports.markdown import LIMIT, render_markdown
 from reports.page import Beside, linked, render_page
 from reports.page_data import embedded
+from reports.prose import block, code
 from reports.reading import read_report
 
 CELL = {

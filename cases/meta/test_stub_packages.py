@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from harness.engine_side.hooks import ImportHooks
-from harness.engine_side.replacement_kernels import cpu_ops, stub_packages
+from harness.engine_side.replacement_kernels import cpu_ops
 from harness.engine_side.replacement_kernels.cpu_ops import CpuOps
 from harness.engine_side.replacement_kernels.cpu_sampling import verify_sampled
 
@@ -23,8 +23,7 @@ def installed(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(cpu_ops, "EVERYWHERE", ())
-    for module in (cpu_ops, stub_packages):
-        monkeypatch.setattr(module, "STUB_PACKAGES", (PACKAGE,))
+    monkeypatch.setattr(cpu_ops, "STUB_PACKAGES", (PACKAGE,))
     before = set(sys.modules)
 
     def install(text):

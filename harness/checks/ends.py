@@ -84,7 +84,7 @@ def _replacement(trace: str) -> str:
 
 
 def lost_by(event: Event) -> str:
-    """Why the engine ended, where somebody ended it or the machine lacks a kernel; else empty.
+    """Why the engine ended, where somebody ended it, or the machine or ours lacks a kernel; else empty.
 
     A trace of before this was asked says "killed" of every end without a word, whatever it came from.
     """
@@ -94,6 +94,9 @@ def lost_by(event: Event) -> str:
         return f"SGLang imports {lacks} for other devices only, and uses it on a CPU: {event.data.get('error', '')}"
     if unbuilt := event.data.get("unbuilt"):
         return f"a kernel could not be built on this machine: {unbuilt}"
+    error = str(event.data.get("error", ""))
+    if error.startswith(NotImplementedError.__name__) and _replacement(str(event.data.get("trace", ""))):
+        return f"a replacement kernel of ours does not do all that SGLang's does, which runs on a GPU: {error}"
     unknown = event.name == "crash" and event.data.get("site") == "killed"
     return f"{event.data.get('error', '')}; how is not known" if unknown else ""
 

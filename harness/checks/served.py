@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.checks.set_aside import errors, is_instead
+from harness.contract import answers
 from harness.contract.admission import ABORTED, EXHAUSTED, LOST_ON_THE_WAY, REFUSALS, reserved_slots, too_long
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
@@ -30,14 +31,14 @@ def check_admission(evidence: Evidence) -> CheckResult:
     EXTRA_ROW for one served that must be refused, MISSING_ROW for one that is not served.
     """
     result = CheckResult()
-    ends, told, full = _ends(evidence), _errors(evidence), queue_refuses(evidence)
+    ends, told, full = _ends(evidence), answers.errors(evidence.engine), queue_refuses(evidence)
     for request in evidence.scenario.requests:
         rid, error = request.rid, told.get(request.rid, "")
         why = too_long(request, evidence.scenario.spec, evidence.scenario.engine) or (
             "the queue is full when it arrives" if full.get(rid) else ""
         )
-        ran = [part for (who, _), listed in evidence.parts.items() if who == rid for part in listed]
-        served = not all(is_instead(evidence, part) for part in ran) or bool(rid in ends and ends[rid].output_ids)
+        ran = not all(is_instead(evidence, part) for part in evidence.parts_of(rid))
+        served = ran or bool(rid in ends and ends[rid].output_ids)
         if why:
             if served:
                 said = f"refused: {why}"
@@ -134,7 +135,7 @@ class _State:
 
 
 def _state(evidence: Evidence, rid: str, abort: Event) -> _State:
-    parts, step = _parts(evidence, rid), abort.scheduler_step
+    parts, step = evidence.parts_of(rid), abort.scheduler_step
     before = [part for part in parts if part.record.scheduler_step < step]
     prompt = len(evidence.scenario.request(rid).input_ids)
     until = max((_reach(part) for part in before if _commits(part)), default=prompt)
@@ -202,13 +203,8 @@ def _wrongly_back(evidence: Evidence, event: Event, back: list[str]) -> Iterator
 def _worth(evidence: Evidence, rid: str, step: int) -> tuple[int, int]:
     """SGLang keeps longer outputs, and of equal ones shorter prompts."""
     prompt = len(evidence.scenario.request(rid).input_ids)
-    before = [part for part in _parts(evidence, rid) if part.record.scheduler_step < step and _commits(part)]
+    before = [part for part in evidence.parts_of(rid) if part.record.scheduler_step < step and _commits(part)]
     return max((_reach(part) for part in before), default=prompt) - prompt, -prompt
-
-
-def _parts(evidence: Evidence, rid: str) -> list[Part]:
-    """All parts of a request in order, whatever the attempt."""
-    return [part for (one, _), parts in sorted(evidence.parts.items()) if one == rid for part in parts]
 
 
 def _waiting(evidence: Evidence, step: int) -> set[str]:
@@ -220,10 +216,6 @@ def _waiting(evidence: Evidence, step: int) -> set[str]:
 def _ends(evidence: Evidence) -> dict[str, RequestEnd]:
     known = {request.rid for request in evidence.scenario.requests}
     return {end.rid: end for end in evidence.engine.ends if end.rid in known}
-
-
-def _errors(evidence: Evidence) -> dict[str, str]:
-    return {str(one.data["rid"]): str(one.data["error"]) for one in evidence.engine.named("request_error")}
 
 
 def _of(evidence: Evidence, rid: str, kind: Kind, expected: str, observed: str, hint: str) -> Divergence:

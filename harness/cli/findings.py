@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 
 from harness.cli.outcome import Exit, guarded
-from harness.contract.finding_pages import body, issues, meant
+from harness.contract.finding_pages import body, issues
 from harness.contract.outputs import check_target, write_text
-from harness.contract.usage import UsageError
+from harness.contract.usage import UsageError, meant
 
 
 @guarded
@@ -27,7 +27,7 @@ def command(
 
     A page says which releases, what reaches it, the cause, and how to reproduce it.
     """
-    # pandas comes with it, which no other verb should wait for
+    # rich's Markdown comes with it, which no other verb should wait for
     from reports.known_issues import index_markdown, page_markdown, render_index, render_page
 
     known = issues()

@@ -14,19 +14,19 @@ from harness.both_sides.mutants import MUTANTS, Mutant
 from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept, typed_again
 from harness.cli.scenario_checks import check_scenarios
-from harness.cli.settings import takes_settings
 from harness.contract.outputs import check_target, writable, write_json
 from harness.contract.providers import AUTO
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import NOTHING, Wanted, adapted
 from harness.driving.refusals import untaken
-from harness.search.mutants_report import document
+from harness.engines import envs
+from harness.search.mutants_report import document, undrivable
 from harness.search.text import MutantLine, render_mutants_report
 from reports.prose import say
 
 
 @guarded
-@takes_settings(("cuda_graph", "prefill_cuda_graph", "server_args"))
+@options.takes_settings(("cuda_graph", "prefill_cuda_graph", "server_args"))
 def command(
     engine: options.Release = None,
     device: options.Device = "cpu",
@@ -52,10 +52,14 @@ def command(
     exercises = {need: adapted(made, wanted, device=device) for need, made in EXERCISES.items() if need in needs}
     asked = list(chain.from_iterable(exercises.values()))
     check_scenarios(asked, device=device)
+    version = envs.resolve(engine)
+    for mutant in mutants if only is not None else ():
+        if why := undrivable(mutant.needs, exercises[mutant.needs], release=version, device=device):
+            raise UsageError(f"--only {mutant.id}: {why}")
     reference = prepare.provider(AUTO, None, asked, say=lambda text: say(console, text))
     lease = prepare.gpu_lease(device, gpu_share)
     root = writable(prepare.runs_root(runs))
-    env = prepare.engine_environment(engine, lambda text: say(console, text))
+    env = prepare.engine_environment(version, lambda text: say(console, text))
     if why := next(filter(None, (untaken(one, env) for one in asked)), ""):
         raise UsageError(why)
     logs = root / f"mutants-{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -72,7 +76,7 @@ def command(
     )
     try:
         with MutantLine(console) as line:
-            campaign = Campaign(engines, env.version, mutants, line, exercises)
+            campaign = Campaign(engines, env.version, mutants, line, exercises, device)
             with kept(json, lambda stop: document(campaign.cut_off(str(stop) or "interrupted")), left=_left):
                 report = campaign.run()
     finally:

@@ -15,7 +15,6 @@ from rich.console import Console
 from cases.families import FAMILIES
 from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept, typed_again
-from harness.cli.settings import OF_KERNELS, takes_settings
 from harness.contract import plain_files
 from harness.contract.outputs import check_target, writable, write_json
 from harness.contract.scenario import Scenario
@@ -40,7 +39,7 @@ NAME = re.compile(r"\w+-\d+-[0-9a-f]{6}")
 
 
 @guarded
-@takes_settings(OF_KERNELS)
+@options.takes_settings(options.OF_KERNELS)
 def command(
     engine: options.Release = None,
     device: options.Device = "cpu",
@@ -99,13 +98,19 @@ def command(
     before = [] if survivors_of is None else [survivors_of]
     for option, kept_there in [("--survivors-of", one) for one in before] + [("--merge", one) for one in merge or ()]:
         _check_kept(option, kept_there, version=version, seed=seed)
+    place = Place(release=version, device=device, wanted=wanted)
+    for name in names:
+        if not place.made(FAMILIES[name].scenarios):
+            raise UsageError(
+                f"--family {name}: SGLang {version} runs none of its scenarios so\n  why not:  eaglecheck run --engine "
+                f"{version} --device {device} --family {name}"
+            )
     lease = prepare.gpu_lease(device, gpu_share)
     part = prepare.shard_of(shard)
     runs_root = writable(prepare.runs_root(runs))
     env = prepare.engine_environment(version, lambda text: say(console, text))
     if (package := env.package) is None:
         raise UsageError(f"the source of SGLang {version} is not on this disk: there is nothing to mutate")
-    place = Place(release=version, device=device, wanted=wanted)
     settings = [f"{name}={value}" for name, value in wanted.changes().items()]
     root = runs_root / "-".join(["mutate", version, *([] if device == "cpu" else [device]), *names, *settings])
     folder = root / (f"seed-{seed}-inside-graphs" if inside_graphs else f"seed-{seed}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -273,13 +273,6 @@ def _split(path: Path) -> tuple[str, str]:
 def issues() -> Mapping[str, KnownIssue]:
     """Our own pages by id."""
     return read()
-
-
-def meant(name: str, allowed: Iterable[str]) -> str:
-    """A question that names the allowed finding of the number in `name`, empty for none: a number has no neighbours."""
-    number = re.search(r"\d+", name)
-    same = [one for one in allowed if number is not None and int(one[2:]) == int(number[0])]
-    return f"; did you mean {same[0]!r}?" if same else ""
 
 
 def body(name: str) -> str:

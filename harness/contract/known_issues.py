@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.contract.conditions import NO_DRAFT, DraftFacts
-from harness.contract.finding_pages import NEWEST, KnownIssue, issues, meant, reproductions
+from harness.contract.finding_pages import NEWEST, KnownIssue, issues, reproductions
 from harness.contract.scenario import Scenario
 from harness.contract.settings import EngineConfig, SpecConfig
+from harness.contract.usage import unknown
 
 #: Key of the reference trace's header that holds the ids that were assumed, and how a line about one begins.
 HEADER, ASSUMED = "assumed", "assumed: "
@@ -37,9 +38,7 @@ def checked(ids: Iterable[str]) -> tuple[str, ...]:
                 f"  can be assumed: {', '.join(assumable())}"
             )
         if name not in assumable():
-            raise UnknownIssue(
-                f"unknown finding {name!r}{meant(name, assumable())}\n  allowed: {', '.join(assumable())}"
-            )
+            raise UnknownIssue(unknown("finding", name, assumable()))
     return found
 
 

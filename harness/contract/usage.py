@@ -10,6 +10,8 @@ from typing import ClassVar
 #: Names less alike than this (difflib's ratio) are not suggested: 'kk' is a mistyped 'k' (0.67), and 'pr9' is no
 #: mistyped 'pr26329' (0.6).
 ALIKE = 0.65
+#: What a finding is called.
+FINDING = re.compile(r"F-\d+")
 #: Other words for a name, that are spelled like a third.
 SAME = {"gpu": "cuda"}
 
@@ -28,8 +30,14 @@ class UsageError(UserError):
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """The one of `names` that `name` may be a slip for, or the number of; empty if there is none."""
+    """The one of `names` that `name` may be a slip for, or the number of; empty if there is none.
+
+    Of findings, which are numbered on, it is the one of the same number: that has no neighbours.
+    """
     known = list(names)
+    if all(FINDING.fullmatch(one) for one in known):
+        number = re.search(r"\d+", name)
+        return next((one for one in known if number is not None and int(one[2:]) == int(number[0])), "")
     if (same := SAME.get(name.lower())) in known:
         return str(same)
     numbered = [one for one in known if name.isdecimal() and re.fullmatch(rf"\D*0*{name.lstrip('0')}", one)]

@@ -50,7 +50,7 @@ def end_scenario(engine: Engine, scenario: Scenario, received: Received, *, subm
 
 
 def note_rank(received: Received, rank: Mapping[str, Any], said: Mapping[str, Any], *, when: str) -> None:
-    """The pools of a rank; and what a boot that follows lines of SGLang's source said of them (host.source_swap)."""
+    """The pools of a rank; and what a boot that follows lines of SGLang's source said of them (host.executed)."""
     received.note("pool", dp_rank=rank["dp_rank"], when=when, **said["pool"], **received.of(rank))
     if "source" in said:
         received.note("source", dp_rank=rank["dp_rank"], when=when, **said["source"], **received.of(rank))

@@ -9,14 +9,15 @@ import os
 import shutil
 import tarfile
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 
 from harness.contract import plain_files
 from harness.machines import bundle_files
 from harness.machines.bundle import Archive, Manifest
-from harness.machines.packing_job import Job
+from harness.machines.wheels import Job
 
 #: The window is wide enough to see that kernels of neighbouring releases, and of neighbouring shapes, are alike.
 XZ_PRESET = 6
@@ -38,8 +39,14 @@ def write(job: Job, manifest: Manifest, output: Path, *, limit: int) -> Manifest
         sizes[tree.archive] += tree.size
     names = sorted(sizes, key=lambda name: sizes[name])  # a torch, which bundles share, lies in the last files
     lots = [lot for name in names for lot in _lots(job, manifest, name)]
+    stop = Event()
     with ThreadPoolExecutor(max_workers=WORKERS) as pool:
-        archives = tuple(pool.map(lambda lot: _compress(job, lot, work), lots))
+        try:
+            archives = tuple(pool.map(lambda lot: _compress(job, lot, work, stop), lots))
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
     manifest = bundle_files.write(output, replace(manifest, archives=archives), work, limit=limit)
     shutil.rmtree(work)
     return manifest
@@ -69,7 +76,20 @@ def _lots(job: Job, manifest: Manifest, name: str) -> list[_Lot]:
     return [_Lot(name=name, part_of="", trees=trees, members=rest), *own]
 
 
-def _compress(job: Job, lot: _Lot, work: Path) -> Archive:
+class _Content(io.BytesIO):
+    """A file that is read for an archive: no further once `stop` is set, so that Ctrl-C does not wait for a torch."""
+
+    def __init__(self, content: bytes, stop: Event) -> None:
+        super().__init__(content)
+        self.stop = stop
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.stop.is_set():
+            raise CancelledError
+        return super().read(size)
+
+
+def _compress(job: Job, lot: _Lot, work: Path, stop: Event) -> Archive:
     """What took long is kept beside the wheels: a torch need not be compressed again for another bundle."""
     chain = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": XZ_PRESET, "dict_size": XZ_WINDOW}]
     key = hashlib.sha256(f"{lot} {chain}".encode()).hexdigest()[:10]
@@ -84,7 +104,7 @@ def _compress(job: Job, lot: _Lot, work: Path) -> Archive:
                 content = job.trees[tree].content[place]
                 mode = 0o755 if PROGRAMS in place else 0o644
                 header = bundle_files.plain_member(f"{tree}/{place}", size=len(content), mode=mode)
-                archive.addfile(header, io.BytesIO(content))
+                archive.addfile(header, _Content(content, stop))
         if size >= KEEP:
             kept.parent.mkdir(exist_ok=True)
             kept.hardlink_to(path)

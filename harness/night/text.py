@@ -51,8 +51,11 @@ def render_night(console: Console, judged: Judgement, *, folder: Path, kept: boo
         groups = judged.of(status)
         if groups:
             heading(console, title)
-        for group in groups:
-            render_group(console, group, night=night, folder=folder)
+        if status is Status.KNOWN:
+            _known(console, groups, night=night)
+        else:
+            for group in groups:
+                render_group(console, group, night=night, folder=folder)
     _trends(console, judged)
     left_out = night.plan.not_planned
     for title, sentences in (("not planned", left_out), ("wrong", judged.wrong), ("incomplete", judged.incomplete)):
@@ -69,6 +72,15 @@ def render_night(console: Console, judged: Judgement, *, folder: Path, kept: boo
             f"{folder} has no night.json, and counts for nothing; its reproducers are those of the cells driven",
         )
     say(console, verdict_line(judged), style=STYLE[judged.outcome])
+
+
+def _known(console: Console, groups: Sequence[Group], *, night: Night) -> None:
+    """What each is known as, once, and under it where it showed."""
+    for why in dict.fromkeys(group.why for group in groups):
+        say(console, f"  {why}", style="bold")
+        for group in groups:
+            if group.why == why:
+                say(console, f"    {group.engine}{night.plan.taken_out}  {group.signature} in {places(group)}")
 
 
 def render_group(console: Console, group: Group, *, night: Night, folder: Path) -> None:

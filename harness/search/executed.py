@@ -105,7 +105,7 @@ class Followed(BaseModel):
 
 
 def with_boot(launch: Launch, *, patience: float = 1.0, **asked: Any) -> Launch:
-    """The launch, of both sides of a pair, with more in its boot record (see engine_side.host.source_swap)."""
+    """The launch, of both sides of a pair, with more in its boot record (see engine_side.host.executed)."""
     beside = None if launch.beside is None else with_boot(launch.beside, patience=patience, **asked)
     return replace(launch, boot={**launch.boot, **asked}, beside=beside, patience=patience)
 

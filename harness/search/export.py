@@ -69,7 +69,7 @@ if __name__ == "__main__":
 if "REPRO" not in os.environ:  # SGLang's processes import this file too
     import unittest
 
-    sys.meta_path.append(_Stubs())
+    sys.meta_path.insert(0, stubs())
     from sglang.test.test_utils import CustomTestCase
 
     class TestRepro(CustomTestCase):
@@ -289,6 +289,7 @@ def _sources(recipe: recipes.Recipe, rows: Sequence[Mapping[str, Any]], *, moved
         roots.append(("perturbed", "perturbed"))
     needed = {one.__name__: one for module, _ in roots for one in _needs(importlib.import_module(f"cases.{module}"))}
     modules = reachable({_short(one): _alone(one) for one in needed.values()}, roots)
+    modules = {"stub_packages": vendored.stub_packages()} | modules
     if patches := [patch for row in rows for patch in row["patches"]]:
         modules |= vendored.cpu_modules(patches)
     if moved:

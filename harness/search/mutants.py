@@ -66,6 +66,7 @@ class Campaign:
     progress: Progress = lambda _step: None
     #: need of a mutant -> what is driven for it
     exercises: Mapping[str, Sequence[Scenario]] = field(default_factory=lambda: EXERCISES)
+    device: str = "cpu"
     scores: list[Score] = field(default_factory=list)
     unsound: list[str] = field(default_factory=list)
     _wrong: dict[str, str] = field(default_factory=dict)
@@ -93,7 +94,9 @@ class Campaign:
 
     def _can_run(self, mutant: Mutant) -> bool:
         """Whether there is a sound exercise for it; noted as not run otherwise."""
-        why = undrivable(mutant.needs, self.engine) or self._wrong_without(mutant.needs)
+        exercises = self.exercises[mutant.needs]
+        why = undrivable(mutant.needs, exercises, release=self.engine, device=self.device)
+        why = why.partition("\n")[0] or self._wrong_without(mutant.needs)
         if why:
             self._note(Score(mutant=mutant, status=Status.NOT_RUN, why=why))
         return not why

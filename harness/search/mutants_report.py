@@ -5,6 +5,7 @@ Records only. It must not drive an engine, must not print, and must not import t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -13,12 +14,12 @@ from packaging.version import Version
 
 from harness.both_sides.mutants import Mutant
 from harness.checks import CHECKS
+from harness.contract.scenario import Scenario
 from harness.contract.types import Outcome
+from harness.driving.refusals import refusal
 
 SCHEMA = 1
 
-#: Why there is nothing to drive for a need.
-UNDRIVABLE: dict[str, str] = {}
 _LAYERS = (
     ("0.5.13", "before 0.5.13 all layers of an MTP draft write into one cache (F-023), so nothing is sound there"),
     ("0.5.16", "before 0.5.16 MTP layers verify with metadata of an earlier forward (F-011), or in CUDA graphs read "
@@ -31,13 +32,8 @@ SINCE: dict[str, tuple[tuple[str, str], ...]] = {
     "chained": _LAYERS,
     "chunk": (("0.5.13", "before 0.5.13 a chunk's tail is wrong without a mutant (#26329)"),),
     "dp": (("0.5.13", "before 0.5.13 an idle rank was not driven past its crash (F-007), so nothing is sound there"),),
-    "paged-tree": (("0.5.13", "before 0.5.13 nothing copies the tail of a prefix in the v2 worker"),),
     "dp-layers": (("0.5.17", "before 0.5.17 mutants of MTP layers were not tried"),),
     "dp-lm-head": (("0.5.23", "before 0.5.23 mutants beside a DP lm head were not tried"),),
-    "coordinated": (("0.5.23", "before 0.5.23 no rank that verifies beside a prefill was tried"),),
-    "adaptive": (("0.5.17", "before 0.5.17 a number of steps that changes is not driven"),),
-    "adapters": (("0.5.19", "before 0.5.19 SGLang refuses LoRA adapters beside EAGLE"),),
-    "draft-update": (("0.5.23", "updates of a draft alone were tried from 0.5.23 on"),),
     "handoff": (
         (
             "0.5.13",
@@ -61,10 +57,11 @@ EXCUSED: dict[str, str] = {
 }
 
 
-def undrivable(need: str, release: str) -> str:
-    """Why no mutant that needs this can be asked of a release, empty if it can."""
+def undrivable(need: str, exercises: Iterable[Scenario], *, release: str, device: str) -> str:
+    """Why no mutant that needs this can be asked of a release there, empty if it can. exercises: what is driven."""
     before = (why for first, why in SINCE.get(need, ()) if Version(release) < Version(first))
-    return UNDRIVABLE.get(need, "") or next(before, "")
+    refused = (refusal(one, version=release, device=device) for one in exercises)
+    return next(filter(None, (*before, *refused)), "")
 
 
 class Status(StrEnum):

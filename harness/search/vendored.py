@@ -95,6 +95,11 @@ def cpu_modules(patches: Iterable[compat.Patch]) -> dict[str, str]:
     }
 
 
+def stub_packages() -> str:
+    """The source of stubs for what SGLang imports and does not use."""
+    return _source(KERNELS / "stub_packages.py")
+
+
 def moved_modules() -> dict[str, str]:
     """What carries a hand-over, in the order of need."""
     return {name: _source(ENGINE_SIDE / "transfer_backend" / f"{name}.py") for name in ("files", "classes")}

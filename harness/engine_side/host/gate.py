@@ -23,10 +23,11 @@ from ..clock import Clock
 from ..hooks import Original
 from ..probes.recorder import Recorder, plain_rid
 from ..transfer_backend.files import RULES
-from . import source_swap
 from .crash_attribution import not_built, not_imported, unmade, watcher
+from .executed import EXECUTED
 from .retraction import Retraction, forget_retractions
 from .scheduler_state import pool_level, scheduler_state
+from .source_swap import SWAP
 
 if TYPE_CHECKING:
     from ..mutants.armed import ArmedMutants
@@ -154,7 +155,7 @@ class Gate:
             if op == "mutant":
                 return {"op": "armed", **self._arm(command)}, {}
             if op == "swap":
-                return {"op": "swapped", "functions": source_swap.SWAP.to(command["files"])}, {}
+                return {"op": "swapped", "functions": SWAP.to(command["files"])}, {}
             if op == "retract":
                 self.retraction.ask(command["rids"])
                 return {"op": "asked"}, {}
@@ -172,7 +173,7 @@ class Gate:
         self._recorder.active = False
         fired = {} if self._mutants is None else self._mutants.fired()
         arrays = _together(self._recorder.take(all_of_them=True))
-        said = {"pool": pool_level(self.scheduler), "fired": fired, **source_swap.taken()}
+        said = {"pool": pool_level(self.scheduler), "fired": fired, **EXECUTED.said()}
         if self._clock is not None:
             said["spent"] = self._clock.taken()
         return {"op": "ended", **said}, arrays
@@ -198,7 +199,7 @@ class Gate:
         if self._clock is not None:
             self._clock.taken()
         said = {"flushed": bool(flushed), "chunk": scheduler.chunked_prefill_size, "pool": pool_level(scheduler)}
-        return {**said, **source_swap.taken()}
+        return {**said, **EXECUTED.said()}
 
     def _limit_running(self, limit: int) -> None:
         """At most `limit` requests in a batch, through SGLang's own update: max_running_requests limits nothing."""

@@ -19,8 +19,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "lse_extend": (None,),
     "skip_prefix": (False,),
     "skip_extend": (False,),
-    "k_scale": (None, 1.0),
-    "v_scale": (None, 1.0),
 }
 
 
@@ -31,6 +29,11 @@ def _refuse_unknown(arguments: Mapping[str, Any]) -> None:
             raise NotImplementedError(
                 f"the CPU replacement of this attention kernel does not implement {name}={value!r}"
             )
+
+
+def _stored(rows: torch.Tensor, scale: float | None) -> torch.Tensor:
+    """What rows of a pool stand for: a quantized one holds them divided by `scale`, where its layer has one."""
+    return rows if scale is None or scale == 1.0 else rows * scale
 
 
 def _attend(
@@ -76,7 +79,8 @@ def decode_attention(arguments: Mapping[str, Any], *, padded: bool = False) -> N
         if slots.numel() == 0:  # the padded rows of a batch: the kernel leaves nothing useful there either
             out[row].zero_()
             continue
-        seen = _attend(q[row : row + 1], k[slots], v[slots], None, arguments["sm_scale"], arguments.get("sinks"))
+        keys, values = _stored(k[slots], arguments.get("k_scale")), _stored(v[slots], arguments.get("v_scale"))
+        seen = _attend(q[row : row + 1], keys, values, None, arguments["sm_scale"], arguments.get("sinks"))
         out[row] = seen[0].view_as(out[row])
 
 
@@ -101,7 +105,8 @@ def extend_attention(arguments: Mapping[str, Any]) -> None:
         slots = arguments["kv_indices"][cached[i] : cached[i + 1]].long()
         k, v = arguments["k_extend"][own], arguments["v_extend"][own]
         if slots.numel():  # where a pool holds latents, rows without a cached prefix are not as wide as it
-            k, v = torch.cat((k_cached[slots, :heads], k)), torch.cat((v_cached[slots, :heads], v))
+            k = torch.cat((_stored(k_cached[slots, :heads], arguments.get("k_scale")), k))
+            v = torch.cat((_stored(v_cached[slots, :heads], arguments.get("v_scale")), v))
         mask = _extend_mask(arguments, index=i, length=length, prefix=slots.numel())
         out[own] = _attend(q[own], k, v, mask, scale, arguments.get("sinks")).view_as(out[own])
 

@@ -82,7 +82,7 @@ class CpuOps:
 
     def install(self, *, patches: Sequence[tuple[str, str, str]], attention: str) -> None:
         """`patches`: (module, what, argument) rows of the release's compatibility table."""
-        stubs = StubFinder(lambda package, why: self._note(package, "import stub", "none", why))
+        stubs = StubFinder(lambda package, why: self._note(package, "import stub", "none", why), STUB_PACKAGES)
         behind = sys.meta_path.index(self._hooks) + 1 if self._hooks in sys.meta_path else 0
         sys.meta_path.insert(behind, stubs)
         for package in STUB_PACKAGES:

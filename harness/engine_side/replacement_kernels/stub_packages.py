@@ -43,20 +43,21 @@ class _StubLoader(importlib.abc.Loader):
 
 
 class StubFinder(importlib.abc.MetaPathFinder):
-    """A stub for each of STUB_PACKAGES that is not there, or that this machine cannot load.
+    """A stub for each of `packages` that is not there, or that this machine cannot load.
 
     `sgl_kernel` of an index or a bundle wants CUDA's libraries. A real package that loads always wins.
     """
 
-    def __init__(self, note: Callable[[str, str], None]) -> None:
+    def __init__(self, note: Callable[[str, str], None], packages: Sequence[str]) -> None:
         self._note = note
+        self._packages = packages
         self._unloadable: set[str] = set()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         package = name.split(".")[0]
-        if package not in STUB_PACKAGES:
+        if package not in self._packages:
             return None
         real = None if package in self._unloadable else importlib.machinery.PathFinder.find_spec(name, path, target)
         if real is None or real.loader is None:
