@@ -487,7 +487,9 @@ def test_what_needs_more_gpus_than_there_are_is_not_planned_and_not_missed():
 
     def keys(cards):
         cases, families = [load("pr25109"), load("pr25015")], [FAMILIES["dp"], FAMILIES["eagle"]]
-        made = night_cells.plan(engines=["0.5.13"], cases=cases, families=families, limits=limits, cards=cards)
+        made = night_cells.plan(
+            engines=["0.5.13"], cases=cases, families=families, limits=limits, place=night_cells.Place(cards=cards)
+        )
         return {cell.key for cell in made}
 
     assert keys(None) == keys(2)
