@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from cases.catalogue import CORPUS
 from cases.meta import results
 from cases.meta.command_line import call
-from harness.archive.run_folders import lock
+from harness.archive.run_folders import MANIFEST, judgeable, lock
 from harness.archive.store import RunReader, read_case
 from harness.contract.finding_pages import KnownIssue
 from harness.contract.known_issues import without_effect
@@ -279,6 +281,21 @@ def test_an_engine_that_never_came_up_stays_unknown_with_its_reason(work):
     assert "no verdict on single: the engine did not boot within 300 s" in done.stdout
     assert "--fresh-reference" not in done.stdout
     assert "run it again:  eaglecheck run --engine 0.5.23 --scenario-file" in done.stdout
+
+
+def test_a_folder_that_goes_while_runs_are_looked_for_is_passed_over(tmp_path, monkeypatch):
+    for name in ("going", "run"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run" / MANIFEST).touch()
+    listed = os.scandir
+
+    def scandir(place):
+        if Path(place).name == "going":
+            raise FileNotFoundError(place)
+        return listed(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert judgeable(tmp_path) == [tmp_path / "run"]
 
 
 def scenario_of(run, name="four-together"):
