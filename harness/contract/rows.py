@@ -13,9 +13,6 @@ import numpy as np
 
 from harness.contract.types import Key
 
-#: How many of the largest logits a row keeps (fewer if the vocabulary is smaller).
-TOP_LOGITS = 16
-
 #: Integer columns: name -> meaning. -1 is "does not apply", never "zero".
 INT_COLUMNS: dict[str, str] = {
     "dp_rank": "data-parallel rank",
