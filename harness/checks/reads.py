@@ -48,7 +48,7 @@ def check_slots_read(evidence: Evidence) -> CheckResult:
         for share, rows in forward.shares.items():
             if not engine.judge(forward, share, rows, result):
                 silent.add(str(forward.phase))
-        engine.ran(forward)
+        engine.ran()
     if silent:
         where = f" in {', '.join(sorted(silent))}" if result.compared else ""
         result.notes.append(f"{NOT_RECORDED}{where}{_how(evidence)})")
@@ -106,7 +106,7 @@ class _Engine:
                 result.divergences.append(fault)
         return True
 
-    def ran(self, forward: Forward) -> None:
+    def ran(self) -> None:
         """The next draft step comes behind this one."""
         self._before |= self._now
         self._now = {}
