@@ -11,9 +11,9 @@ import pytest
 from cases.meta.pretended_pip import PretendedPip
 from harness.engines import dependencies, envs
 from harness.engines.envs import EngineEnv
-from harness.machines import cards, doctor, doctor_gpu, fit, prebuild
+from harness.machines import doctor, doctor_gpu, fit, prebuild
 
-#: As one H100 answered the question that `cards.ask` puts (driver 580.159.04).
+#: As one H100 answered the question that `fit.ask_cards` puts (driver 580.159.04).
 H100 = "NVIDIA H100 80GB HBM3, GPU-ca7fb467-45f2-2bba-e902-2b44098be98e, 81559, 81079, 9.0, 580.159.04"
 OTHER = "NVIDIA A100-SXM4-40GB, GPU-5d5a2f9c-0000-1111-2222-333344445555, 40960, 40339, 8.0, 580.159.04"
 FULL = H100.replace("81079", "1011")
@@ -81,7 +81,7 @@ def test_an_nvidia_smi_that_does_not_answer_is_quoted(smi, lines, code, says):
     (found,) = named("GPU")
     assert found.status == "warn"
     assert says in found.detail
-    assert cards.cards() == ()
+    assert fit.cards() == ()
 
 
 def test_without_an_nvidia_smi_engines_run_on_the_cpu(smi, monkeypatch):

@@ -17,15 +17,14 @@ import pytest
 
 from cases.meta.command_line import call
 from cases.meta.pretended_pip import quiet
-from cases.meta.pretended_wheels import REQUIRES_TORCH, PretendedIndex
-from cases.meta.test_pack import TORCH
+from cases.meta.pretended_wheels import REQUIRES_TORCH, TORCH, PretendedIndex
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.engines import dependencies, envs
 from harness.engines.dependencies import EnvError
 from harness.engines.launch import build_launch
-from harness.machines import bundle, bundle_contents, bundle_files, cards, doctor, fit, kernels, pack, prebuild, unpack
+from harness.machines import bundle, bundle_contents, bundle_files, doctor, fit, kernels, pack, prebuild, unpack
 from harness.machines.bundle import BundleError, Manifest
-from harness.machines.cards import Card
+from harness.machines.fit import Card
 
 H100 = Card(name="NVIDIA H100", uuid="GPU-1", memory=81559, free=81079, capability="9.0", driver="580.159.04")
 VERSIONS = ("0.5.12.post1", "0.5.13")
@@ -369,7 +368,7 @@ def test_for_several_cards_its_own_nccl_is_used_and_the_machines_stays(split, ho
 
 
 def test_what_was_slimmed_is_said_by_the_doctor_and_reaches_the_trace(split, home, site, tmp_path, monkeypatch):
-    monkeypatch.setattr(cards, "ask", lambda: ())
+    monkeypatch.setattr(fit, "ask_cards", lambda: ())
     unpack.unpack(*split[:-1], progress=quiet)
     found = {finding.name: finding.detail for finding in doctor.diagnose()}
     assert "with its own torch 2.14.1+cu130" in found["SGLang 0.5.23"]
@@ -460,7 +459,7 @@ def test_compiled_kernels_of_another_place_are_refused(made, home, tmp_path, mon
 
 
 def test_the_doctor_takes_what_was_left_out_for_no_damage_and_sees_any_other(made, home, monkeypatch):
-    monkeypatch.setattr(cards, "ask", lambda: ())
+    monkeypatch.setattr(fit, "ask_cards", lambda: ())
     unpack.unpack(made["engines"], progress=quiet)
     found = {finding.name: finding for finding in doctor.diagnose()}
     assert found["SGLang 0.5.13"].status == "ok"

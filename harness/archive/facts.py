@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from harness.contract.json_files import BadDocument, validated
 from harness.contract.known_issues import UnknownIssue, checked
+from harness.contract.requests import Strict
 
 #: What a manifest and the engine's own header must agree on.
 SAME = ("release", "device", "revert")
@@ -43,10 +44,8 @@ Assumed = Annotated[tuple[str, ...], AfterValidator(_known)]
 Attention = Literal["torch", "interpreted"]
 
 
-class EngineFacts(BaseModel):
+class EngineFacts(Strict):
     """The object `engine` of a run's manifest; None where a run does not say."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     release: Release | None = None
     device: Device | None = None
@@ -63,10 +62,8 @@ class EngineFacts(BaseModel):
         return self.model_dump(mode="json", exclude_none=True)
 
 
-class CheckpointFacts(BaseModel):
+class CheckpointFacts(Strict):
     """What a run says of one folder of a user's pair. sha256: file -> digest."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     folder: str
     architecture: str
@@ -79,10 +76,8 @@ class CheckpointFacts(BaseModel):
     of_target: bool = False
 
 
-class PairFacts(BaseModel):
+class PairFacts(Strict):
     """The object `pair` of a run's manifest."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     algorithm: str
     target: CheckpointFacts

@@ -14,22 +14,19 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import safetensors
 import safetensors.numpy
-from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, Field, model_validator
 
 from harness.archive import digests, event_facts
 from harness.archive.facts import Header
 from harness.archive.trace_faults import TraceError, check_version, damaged, folder_of, run_again_in
 from harness.contract import plain_files
 from harness.contract.json_files import BadDocument, NotJSON, parsed, validated
+from harness.contract.requests import Strict
 from harness.contract.rows import Rows
 from harness.contract.settings import MOST_STEPS, POOL, POOL_IS
 from harness.contract.trace import TRACE_SCHEMA, Event, RequestEnd, RoundRecord, Trace
 
 SIDES = ("engine", "reference")
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
 
 
 #: Places of a request, or rows of it: no engine has room for more, and each is walked over.
@@ -46,7 +43,7 @@ def _in_todays_names(data: dict[str, Any]) -> dict[str, Any]:
     return {OLD_NAMES.get(key, key): value for key, value in data.items()}
 
 
-class _Round(_Strict):
+class _Round(Strict):
     index: int
     scheduler_step: _Step
     dp_rank: int
@@ -58,7 +55,7 @@ class _Round(_Strict):
     lens: tuple[Tokens, ...]
     final: tuple[bool, ...]
     forwards: dict[str, int]
-    graphs: dict[str, int] = {}
+    graphs: dict[str, int] = Field(default_factory=dict)
     side: str = ""
     num_steps: Annotated[int, Field(ge=-1, le=MOST_STEPS)] = -1
 
@@ -70,7 +67,7 @@ class _Round(_Strict):
         return self
 
 
-class _End(_Strict):
+class _End(Strict):
     rid: str
     scheduler_step: _Step
     reason: str
@@ -78,7 +75,7 @@ class _End(_Strict):
     cached_tokens: int
 
 
-class _Event(_Strict):
+class _Event(Strict):
     name: Annotated[str, AfterValidator(lambda name: OLD_NAMES.get(name, name))]
     scheduler_step: _Step
     dp_rank: int
@@ -91,7 +88,7 @@ class _Event(_Strict):
         return self
 
 
-class _Head(_Strict):
+class _Head(Strict):
     """The JSON file: everything of a trace that is not a row or a tensor."""
 
     trace_schema: int

@@ -167,20 +167,14 @@ def _accepts(followed: Followed, witness: Witness) -> Iterator[Event]:
     for part, _ in followed.timeline.parts:
         if part.record.mode != "DECODE":
             continue
-        accepted, text, at = 1, followed.along[part.start + 1], part.start + 1
+        accepted, known, text, at = 1, True, followed.along[part.start + 1], part.start + 1
         for step in range(witness.expected.scenario.spec.num_steps):
             answer = witness.answers.get(Meaning("draft", text, step))
-            if answer is None or not len(answer.ids) or at >= len(tokens):
-                break
-            if int(answer.ids[0]) != tokens[at]:
-                yield _accept(part.share, part.record.scheduler_step, accepted)
+            known = answer is not None and len(answer.ids) > 0 and at < len(tokens)
+            if answer is None or not known or int(answer.ids[0]) != tokens[at]:
                 break
             accepted, at, text = accepted + 1, at + 1, texts.after(text, tokens[at])
-        else:
-            yield _accept(part.share, part.record.scheduler_step, accepted)
-
-
-def _accept(share: tuple[int, str, int, int], step: int, tokens: int) -> Event:
-    dp_rank, rid, attempt, committed = share
-    data = {"rid": rid, "attempt": attempt, "committed": committed, "tokens": tokens}
-    return Event(name="expected_accept", scheduler_step=step, dp_rank=dp_rank, data=data)
+        if known:
+            data = {"rid": part.rid, "attempt": part.attempt, "committed": part.start, "tokens": accepted}
+            step, rank = part.record.scheduler_step, part.record.dp_rank
+            yield Event(name="expected_accept", scheduler_step=step, dp_rank=rank, data=data)

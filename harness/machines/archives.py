@@ -17,7 +17,7 @@ from threading import Event
 from harness.contract import plain_files
 from harness.machines import bundle_files
 from harness.machines.bundle import Archive, Manifest
-from harness.machines.packing_job import Job
+from harness.machines.wheels import Job
 
 #: The window is wide enough to see that kernels of neighbouring releases, and of neighbouring shapes, are alike.
 XZ_PRESET = 6

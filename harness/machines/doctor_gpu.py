@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 from harness.both_sides import gpus, leases
 from harness.engines.envs import EngineEnv
-from harness.machines import bundle_contents, cards, fit, prebuild
-from harness.machines.cards import Card
+from harness.machines import bundle_contents, fit, prebuild
+from harness.machines.fit import Card
 
 #: Runs in the release's environment, so it is not imported here.
 ASK = Path(__file__).parents[1] / "engine_side" / "host" / "capabilities.py"
@@ -56,7 +56,7 @@ def by_driver(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
 def graphics() -> Iterator[Answer]:
     """The cards by nvidia-smi, who leases them, and what compiles for them."""
     try:
-        found = cards.ask()
+        found = fit.ask_cards()
     except gpus.SmiError as error:
         yield warn(str(error).splitlines()[0], "nvidia-smi  # shows why")
         return
@@ -107,7 +107,7 @@ def _cuda_compiler() -> Answer:
 
 def abilities(engines: Sequence[EngineEnv]) -> Iterator[Answer]:
     """What each release can run, all asked at once; nothing where there is no card to run it on."""
-    if not engines or not cards.cards():
+    if not engines or not fit.cards():
         return
     with ThreadPoolExecutor(max_workers=len(engines)) as pool:
         for engine, answer in zip(engines, pool.map(ask, engines), strict=True):

@@ -1,6 +1,7 @@
-"""Whether a bundle fits a machine: its Python, torch, C library, card and the packages beside torch.
+"""Whether a bundle fits a machine: its Python, torch, C library, cards and the packages beside torch.
 
-Standard library only, since it is asked before anything is unpacked. It must not import torch: it reads files.
+Standard library only, since it is asked before anything is unpacked. It must not import torch, which would take memory
+on the card it asks about: it reads files, and asks nvidia-smi.
 """
 
 from __future__ import annotations
@@ -11,15 +12,61 @@ import platform
 import re
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+from harness.both_sides import gpus
 from harness.engines import dependencies
 from harness.engines.dependencies import Progress
 from harness.machines.bundle import BundleError, Manifest
-from harness.machines.cards import cards
 
 #: Where CUDA's own packages put it.
 TOOLKIT = Path("/usr/local/cuda")
+#: What nvidia-smi is asked of a card, and how long it may take.
+CARD_FIELDS = ("name", "uuid", "memory.total", "memory.free", "compute_cap", "driver_version")
+SMI_SECONDS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One card; memory in MiB, compute capability as '9.0'."""
+
+    name: str
+    uuid: str
+    memory: int
+    free: int
+    capability: str
+    driver: str
+
+
+def cards() -> tuple[Card, ...]:
+    """Every card; empty without a driver, or with one that does not answer."""
+    try:
+        return ask_cards()
+    except gpus.SmiError:
+        return ()
+
+
+def ask_cards() -> tuple[Card, ...]:
+    """Every card; empty where there is no nvidia-smi. SmiError where it fails or says something unexpected."""
+    try:
+        return tuple(map(_card, gpus.query("gpu", CARD_FIELDS, seconds=SMI_SECONDS)))
+    except gpus.NoSmi:
+        return ()
+
+
+def _card(one: dict[str, str]) -> Card:
+    try:
+        return Card(
+            name=one["name"],
+            uuid=one["uuid"],
+            memory=int(one["memory.total"]),
+            free=int(one["memory.free"]),
+            capability=one["compute_cap"],
+            driver=one["driver_version"],
+        )
+    except ValueError as error:
+        raise gpus.SmiError(f"nvidia-smi answered {', '.join(one.values())!r}") from error
 
 
 def check_machine(manifest: Manifest, progress: Progress) -> None:

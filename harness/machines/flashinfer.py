@@ -12,8 +12,7 @@ from packaging.utils import parse_wheel_filename
 from harness.engines.dependencies import EnvError
 from harness.machines import bundle_contents, imports, prebuild, wheels
 from harness.machines.bundle_contents import FLASHINFER, Rule
-from harness.machines.packing_job import Job
-from harness.machines.wheels import Files
+from harness.machines.wheels import Files, Job
 
 #: sglang-kernel and flashinfer reach for headers that a bare compiler package lacks; only headers are taken.
 CUDA_HEADERS = {"nvidia-cublas": ("cublasLt.h", "13.1.0.3"), "nvidia-curand": ("curand.h", "10.4.0.35")}

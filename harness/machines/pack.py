@@ -16,8 +16,7 @@ from harness.engines.dependencies import EnvError, Progress
 from harness.machines import archives, bundle, bundle_contents, fit, flashinfer, wheels
 from harness.machines.bundle import Manifest, Release, Tree
 from harness.machines.bundle_contents import CONTROL, CONTROL_TESTS, FLASHINFER, FROM, PINNED
-from harness.machines.packing_job import Job
-from harness.machines.wheels import Files
+from harness.machines.wheels import Files, Job
 
 #: A bundle and what it is made from: 1.5 GB of wheels for four releases, most of it sglang-kernel; a torch is 0.8 GB.
 NEED_GB = 4.0

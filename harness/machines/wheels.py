@@ -1,4 +1,4 @@
-"""Wheels for another machine: fetched with the ordinary pip client, read without installing them.
+"""Wheels for another machine: fetched with the ordinary pip client, read without installing them, made into trees.
 
 This module must not know what SGLang is, and must not name an index: pip's own configuration does.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import fnmatch
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from email.parser import Parser
 from pathlib import Path
@@ -20,7 +20,7 @@ from packaging.version import Version
 from harness.contract import plain_files
 from harness.engines import dependencies
 from harness.engines.dependencies import EnvError, Progress
-from harness.machines import bundle_contents, libraries
+from harness.machines import bundle, bundle_contents, libraries
 from harness.machines.bundle import LeftOut, Tree, Wheel
 from harness.machines.bundle_contents import Rule
 
@@ -54,31 +54,73 @@ class Files:
         )
 
 
-def fetch(wanted: dict[str, str], *, python: str, folder: Path, lock: int, progress: Progress) -> dict[str, Path]:
-    """Wheels of exactly these versions, by name; what the folder has already is not fetched again. EnvError else."""
-    folder.mkdir(parents=True, exist_ok=True)
-    absent = [f"{name}=={version}" for name, version in wanted.items() if not _find(folder, name, version)]
-    if absent:
-        progress(f"fetching {', '.join(absent)}")
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One packing: what was asked for, and the trees gathered so far, by full name.
+
+    include: parts that are packed with the releases. bases: what is carried -> its tree. glibc: the 2.x that what was
+    fetched needs.
+    """
+
+    torch: str
+    python: str
+    folder: Path
+    lock: int
+    progress: Progress
+    with_torch: bool
+    cards: int
+    include: frozenset[str]
+    bases: dict[str, str] = field(default_factory=dict)
+    trees: dict[str, Files] = field(default_factory=dict)
+    glibc: int = 0
+
+    def fetch(self, wanted: dict[str, str]) -> dict[str, Path]:
+        """Wheels of exactly these versions, by name; what is there already is not fetched again. EnvError else."""
+        folder = self.folder / "wheels" / f"cp{self.python.replace('.', '')}"
+        folder.mkdir(parents=True, exist_ok=True)
+        absent = [f"{name}=={version}" for name, version in wanted.items() if not _find(folder, name, version)]
+        if absent:
+            self.progress(f"fetching {', '.join(absent)}")
+            self._download(absent, folder)
+        found = {name: _find(folder, name, version) for name, version in wanted.items()}
+        gone = [f"{name}=={wanted[name]}" for name, path in found.items() if path is None]
+        if gone:
+            raise EnvError(
+                f"pip reported success but left no wheel of {', '.join(gone)} in {folder}",
+                next_step="look at pip's own settings:  python -m pip config debug",
+            )
+        there = {name: path for name, path in found.items() if path is not None}
+        self.glibc = max([self.glibc, *map(glibc, there.values())])
+        return there
+
+    def _download(self, absent: Sequence[str], folder: Path) -> None:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
         command += ["--disable-pip-version-check", "--progress-bar", "off"]
-        command += ["--python-version", python, "--implementation", "cp", *_platforms(), "-d", str(folder), *absent]
-        done = dependencies.run(command, lock=lock, progress=progress)
+        command += ["--python-version", self.python, "--implementation", "cp", *_platforms()]
+        done = dependencies.run([*command, "-d", str(folder), *absent], lock=self.lock, progress=self.progress)
         if done.code:
             tail = "\n    ".join(done.tail)
             raise EnvError(
-                f"pip could not fetch {', '.join(absent)} for Python {python} (exit {done.code}); its last lines:"
+                f"pip could not fetch {', '.join(absent)} for Python {self.python} (exit {done.code}); its last lines:"
                 f"\n    {tail}",
                 next_step="packing needs a package index; look at pip's own settings:  python -m pip config debug",
             )
-    found = {name: _find(folder, name, version) for name, version in wanted.items()}
-    gone = [f"{name}=={wanted[name]}" for name, path in found.items() if path is None]
-    if gone:
-        raise EnvError(
-            f"pip reported success but left no wheel of {', '.join(gone)} in {folder}",
-            next_step="look at pip's own settings:  python -m pip config debug",
-        )
-    return {name: path for name, path in found.items() if path is not None}
+
+    def rules(self, wheel: str) -> list[Rule]:
+        return [rule for rule in bundle_contents.RULES.get(wheel, ()) if rule.part not in self.include]
+
+    def add(self, stem: str, files: Files) -> str:
+        """The full name of the tree that these become."""
+        name = bundle.tree_name(stem, list(files.content.items()))
+        self.trees[name] = files
+        return name
+
+    def add_wheels(self, stem: str, paths: Iterable[Path], *, archive: str, machine: Iterable[str] = ()) -> str:
+        """`add`, with all that the rules leave of these wheels."""
+        files = Files(archive=archive, machine=tuple(machine))
+        for path in paths:
+            add_wheel(files, path, self.rules(parse_wheel_filename(path.name)[0]))
+        return self.add(stem, files)
 
 
 def _platforms() -> list[str]:

@@ -17,7 +17,6 @@ from cases.meta.command_line import call
 from harness.archive import again
 from harness.archive.store import RunReader, StoreError
 from harness.cli.main import app
-from harness.engines import envs
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [
@@ -119,12 +118,9 @@ def test_families_are_named_in_full():
 
 
 @pytest.fixture
-def work(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(envs, "current", lambda: None)
-    (tmp_path / "README.md").write_text("# not ours\n")
-    return tmp_path
+def work(work):
+    (work / "README.md").write_text("# not ours\n")
+    return work
 
 
 @pytest.mark.parametrize(
