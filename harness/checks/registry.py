@@ -89,16 +89,17 @@ class CheckResult:
         )
         return True
 
-    def add(self, other: CheckResult) -> None:
-        """Take over everything `other` says."""
-        self.divergences += other.divergences
-        self.ties += other.ties
-        self.choices += other.choices
-        self.indistinct += other.indistinct
-        self.unknown += other.unknown
-        self.notes += other.notes
-        for name, amount in other.compared.items():
-            self.count(name, amount)
+    def add(self, *others: CheckResult) -> None:
+        """Take over everything that others say."""
+        for other in others:
+            self.divergences += other.divergences
+            self.ties += other.ties
+            self.choices += other.choices
+            self.indistinct += other.indistinct
+            self.unknown += other.unknown
+            self.notes += other.notes
+            for name, amount in other.compared.items():
+                self.count(name, amount)
 
 
 Judge = Callable[[Evidence], CheckResult]
