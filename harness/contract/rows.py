@@ -71,6 +71,10 @@ class Ragged:
         found: np.ndarray = self.values[self.offsets[rows][:, None] + np.arange(width)]
         return found
 
+    def greatest(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
+        """float64 [m]: the greatest |value| of each of these rows [m], 0 of an empty one."""
+        return np.asarray([np.abs(self[row]).max(initial=0.0) for row in rows], dtype=np.float64)
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
