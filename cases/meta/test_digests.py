@@ -13,8 +13,8 @@ from cases.meta.command_line import call
 from cases.meta.test_trace_io import assert_same
 from harness.archive import again
 from harness.archive.digests import SUMS
+from harness.archive.faults import TraceError
 from harness.archive.store import RunReader
-from harness.archive.trace_faults import TraceError
 from harness.archive.trace_io import read_trace, write_trace
 
 FAILING = (("single", results.sound), ("pr25015", results.one_ahead))

@@ -16,7 +16,7 @@ from cases.meta import nights, pretended_engine, results
 from cases.meta.command_line import call
 from cases.meta.processes import survivors, tree
 from cases.meta.test_night_run import ByHand
-from harness.archive.store import WriteError
+from harness.archive.faults import WriteError
 from harness.cli import night as night_command
 from harness.cli import nightly
 from harness.contract.types import Outcome

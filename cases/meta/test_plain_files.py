@@ -13,7 +13,8 @@ from cases.meta import nights, results
 from cases.meta.command_line import call
 from cases.meta.test_cli_bad_input import made, place  # noqa: F401
 from cases.meta.test_digests import FAILING, OF_A_RUN, OF_A_SCENARIO
-from harness.archive.store import RunReader, StoreError
+from harness.archive.faults import StoreError
+from harness.archive.store import RunReader
 from harness.contract import plain_files
 from harness.machines import bundle, bundle_files
 from harness.night import store
