@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -124,10 +125,23 @@ class Weights:
     """The tensors of a checkpoint folder, by name; each is read when it is taken, and held in one dtype on a device.
 
     Safetensors, else torch's .bin files; those that an index names where there is one.
+
+    exact: endings of names that stay as they are stored. raised: which are stored less one, and come as they are
+    multiplied. called: what is called otherwise in this folder.
     """
 
-    def __init__(self, path: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        path: Path,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        *,
+        exact: tuple[str, ...] = (),
+        raised: Callable[[str], bool] | None = None,
+        called: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.path, self.dtype, self.device = Path(path), dtype, torch.device(device)
+        self._exact, self._raised, self._called = exact, raised, called
         self._read = {name: read for file in _weight_files(self.path) for name, read in _tensors(file)}
         self.taken = set[str]()
 
@@ -139,13 +153,14 @@ class Weights:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor `name`, which must exist and have `shape`."""
+        name = self._called.get(name, name)
         if name not in self._read:
             raise DamagedError(f"{self.path}: has no tensor {name!r}; expected shape {shape}")
         stored = self._read[name]()
         if tuple(stored.shape) != shape:
             raise DamagedError(f"{self.path}: {name!r} has shape {tuple(stored.shape)}; expected {shape}")
         self.taken.add(name)
-        held = self.held(name, stored).to(self.device)
+        held = self._held(name, stored).to(self.device)
         if held.is_floating_point() and not _is_finite(held):
             raise DamagedError(
                 f"{self.path}: {name!r} holds NaN or infinity in {str(held.dtype).removeprefix('torch.')}; "
@@ -153,9 +168,11 @@ class Weights:
             )
         return held.clone() if held is stored else held  # not a view of the file
 
-    def held(self, name: str, stored: Tensor) -> Tensor:
-        """The tensor in the dtype in which it is kept."""
-        return stored.to(self.dtype) if stored.is_floating_point() else stored
+    def _held(self, name: str, stored: Tensor) -> Tensor:
+        """The tensor in the dtype in which it is kept; of one that is raised, half a sum would be rounded."""
+        held = stored.to(self.dtype) if stored.is_floating_point() and not name.endswith(self._exact) else stored
+        raised = self._raised is not None and self._raised(name)
+        return held.to(torch.promote_types(held.dtype, torch.float32)) + 1 if raised else held
 
     def all_taken(self, but: Collection[str] = ()) -> None:
         """CheckpointError for a tensor that nobody took; tables of a rotation say nothing that the config does not."""

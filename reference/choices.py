@@ -8,7 +8,7 @@ Shapes: n tree nodes, V vocabulary, k steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,7 +52,8 @@ def decide(
     if not rules.greedy and known.uniforms is None and known.committed:
         return Decided(walk=Walk(nodes=(-1,) * len(known.committed), tokens=known.committed))
 
-    lines = [(line, counts(line)) for line in _lines(tree, generated)]
+    before = [(*generated, *line[1:]) for line in tree.lines()]  # what was generated before each node's own choice
+    lines = [(line, counts(line)) for line in before]
 
     def by(rules: Rules) -> Walk:
         return _walk(tree, logits, known, rules, lines, most=most, drafted=drafted)
@@ -64,14 +65,6 @@ def decide(
     if not rules.keys or right(walk):
         return Decided(walk=walk)
     return Decided(walk=walk, explains=tuple(key for key in rules.keys if right(by(rules.leaving(key)))))
-
-
-def _lines(tree: Tree, generated: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """What was generated before each node's own choice: up to the root, then the path to the node."""
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(tree.tokens, tree.parents, strict=True):
-        paths.append(tuple(generated) if parent < 0 else (*paths[parent], token))
-    yield from paths
 
 
 def _walk(

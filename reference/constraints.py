@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.contract.batches import Part
+from harness.contract.batches import Part, event_at
 from harness.contract.requests import GRAMMARS, RequestSpec
 from harness.contract.scenario import Scenario
 from harness.contract.settings import SpecConfig
@@ -21,7 +21,6 @@ from reference.engine_view import EngineView
 from reference.languages import Language, NoLanguageError
 from reference.spelling import Spelling
 from reference.timeline import timelines
-from reference.tree import Tree
 
 #: What reasoning models end their thoughts with, by SGLang's name of their parser.
 THINK_ENDS = {"qwen3": "</think>", "deepseek-r1": "</think>"}
@@ -83,18 +82,11 @@ class Constraints:
             phase, lines = Phase.PREFILL, [known[: part.start + part.length - len(request.input_ids)]]
         elif mode == "DECODE" and (tree := view.conditions(part, before).tree) is not None:
             root = part.start - len(request.input_ids)
-            phase, lines = Phase.VERIFY, [(*known[:root], *line) for line in _paths(tree)]
+            phase, lines = Phase.VERIFY, [(*known[:root], *line) for line in tree.lines()]
         else:
             return
-        data = {
-            "rid": part.rid,
-            "attempt": part.attempt,
-            "committed": part.start,
-            "phase": str(phase),
-            "bits": [_packed(language.allowed(line)) for line in lines],
-            "unspelled": list(language.unspelled),
-        }
-        yield Event(name="allowed", scheduler_step=part.record.scheduler_step, dp_rank=part.record.dp_rank, data=data)
+        bits, unspelled = [_packed(language.allowed(line)) for line in lines], list(language.unspelled)
+        yield event_at(part, "allowed", phase=str(phase), bits=bits, unspelled=unspelled)
 
     def _written(self, request: RequestSpec, output: tuple[int, ...], known: tuple[int, ...]) -> Event:
         stop, own = self.spelling.stop(request, known), self.spelling.stop(request, output)
@@ -105,14 +97,6 @@ class Constraints:
             "text": self.spelling.answered(request, output, own, ends=request.stops(self.ends)),
         }
         return Event(name="written", scheduler_step=0, data=data)
-
-
-def _paths(tree: Tree) -> list[tuple[int, ...]]:
-    """From the root to each node, both included."""
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(tree.tokens, tree.parents, strict=True):
-        paths.append((token,) if parent < 0 else (*paths[parent], token))
-    return paths
 
 
 def _packed(allowed: np.ndarray | None) -> str | None:

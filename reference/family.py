@@ -16,7 +16,7 @@ from reference.mixtures import ClampedMixture, Mixture
 from reference.model import Attends, DecoderLayer
 from reference.nextn import Join
 
-#: Biases that only choose experts, and the rates of a recurrence.
+#: Kept in float32 whatever the rest is held in: biases that only choose experts, and the rates of a recurrence.
 EXACT = ("e_score_correction_bias", "A_log", "dt_bias")
 
 
@@ -37,7 +37,7 @@ class Family:
 
     def weights(self, path: Path, dtype: torch.dtype, device: torch.device | str) -> Weights:
         """The folder's tensors, norms as they are multiplied."""
-        return (CentredWeights if self.centred else FamilyWeights)(path, dtype, device)
+        return Weights(path, dtype, device, exact=EXACT, raised=_is_centred if self.centred else None)
 
     def beside(self, name: str) -> bool:
         """Whether a tensor belongs to a next-token layer."""
@@ -57,20 +57,7 @@ class Family:
         )
 
 
-class FamilyWeights(Weights):
-    """As Weights; what these families keep in float32 whatever the rest is held in stays as it is stored."""
-
-    def held(self, name: str, stored: torch.Tensor) -> torch.Tensor:
-        """See Weights.held."""
-        return stored if name.endswith(EXACT) else super().held(name, stored)
-
-
-class CentredWeights(FamilyWeights):
-    """With norms as they are multiplied: what is stored is their weight less one."""
-
-    def held(self, name: str, stored: torch.Tensor) -> torch.Tensor:
-        """See Weights.held; half a sum would be rounded."""
-        held = super().held(name, stored)
-        *_, parent, module, _ = ("", "", *name.split("."))
-        plain = "norm" not in module or parent == "linear_attn"
-        return held if plain else held.to(torch.promote_types(held.dtype, torch.float32)) + 1
+def _is_centred(name: str) -> bool:
+    """Whether a tensor is a norm that is stored less one; those behind a recurrence's heads are not."""
+    *_, parent, module, _ = ("", "", *name.split("."))
+    return "norm" in module and parent != "linear_attn"

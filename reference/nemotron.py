@@ -55,18 +55,6 @@ _UNCUT = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])
 _CALLED = {"model.embed_tokens.weight": "backbone.embeddings.weight", "model.norm.weight": "backbone.norm_f.weight"}
 
 
-class _Weights(Weights):
-    """By the names that other targets have; rates stay as they are stored."""
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        """See Weights.take."""
-        return super().take(_CALLED.get(name, name), *shape)
-
-    def held(self, name: str, stored: Tensor) -> Tensor:
-        """See Weights.held."""
-        return stored if name.endswith("A_log") else super().held(name, stored)
-
-
 class SquaredMlp:
     """down(relu(up x)^2)."""
 
@@ -172,9 +160,14 @@ class _Read:
         return MixerLayer(norm=norm, eps=c.eps, attention=attention, mlp=mlp)
 
 
+def _weights(path: Path, held: torch.dtype, device: torch.device | str) -> Weights:
+    """Rates of a recurrence stay as they are stored."""
+    return Weights(path, held, device, exact=("A_log",), called=_CALLED)
+
+
 def load_target(path: Path, dtype: torch.dtype, *, held: torch.dtype, device: torch.device | str) -> PaperTarget:
     """The target of a Nemotron-H folder; CheckpointError if it is not one, or not one that is built here."""
-    read, weights = _read(path), _Weights(path, held, device)
+    read, weights = _read(path), _weights(path, held, device)
     stack = [read.layer(weights, f"backbone.layers.{i}.", kind) for i, kind in enumerate(read.pattern)]
     target = PaperTarget(weights, read.config, stack=stack)
     weights.all_taken(but=[name for name in weights if name.startswith(_NEXT)])
@@ -189,7 +182,7 @@ def load_head(path: Path, target: Target, *, held: torch.dtype | None = None) ->
             f"{path}: the next-token layer is {read.next!r}; this reference builds one attention with experts"
         )
     a_pair(path, read.config, vocab=target.vocab, hidden=target.hidden, layers=target.layers)
-    weights = _Weights(path, held or target.dtype, target.device)
+    weights = _weights(path, held or target.dtype, target.device)
     layers = tuple(read.layer(weights, f"{_NEXT}{i}.", kind) for i, kind in enumerate(read.next))
     join = Join(
         token_norm=f"{_NEXT}0.enorm.weight",

@@ -22,6 +22,7 @@ from reference.engine_view import EngineView
 from reference.model import PaperTarget
 from reference.recurrence import RecurrentKept
 from reference.rounds import Drafts
+from reference.tree import child_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +66,10 @@ def _first_refused(tokens: Sequence[int], parents: Sequence[int], committed: Seq
     """The first proposal behind the last accepted node; committed: what the walk gave, its last one from no node."""
     node = 0
     for token in committed[:-1]:
-        node = next((i for i, parent in enumerate(parents) if parent == node and tokens[i] == token), -1)
-        if node < 0:
+        child = child_of(node, token, tokens, parents)
+        if child is None:
             return None
+        node = child
     return next((tokens[i] for i, parent in enumerate(parents) if parent == node and i), None)
 
 

@@ -60,35 +60,6 @@ def plain_frequencies(width: int, theta: float) -> Tensor:
     return 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
 
 
-def llama3_frequencies(plain: Tensor, *, factor: float, low: float, high: float, original: int) -> Tensor:
-    """Pairs that turn more than `high` times in `original` positions stay, those below `low` turn `factor` times
-    slower, between them a blend that is linear in how often they turn."""
-    turns = original * plain / (2 * math.pi)
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return plain * kept + plain / factor * (1 - kept)
-
-
-def yarn_frequencies(
-    width: int, theta: float, *, factor: float, original: int, fast: float, slow: float, truncate: bool
-) -> Tensor:
-    """float32 [width/2]: stretched `factor` times beyond `original` positions.
-
-    fast, slow: rotations over the original context from which on a dimension is left alone, and up to which it is
-    stretched by the whole factor; between them a linear blend. truncate: whether the borders are whole dimensions.
-    """
-    plain = plain_frequencies(width, theta)
-
-    def pair(rotations: float) -> float:
-        return width * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
-
-    low, high = pair(fast), pair(slow)
-    if truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, width - 1)
-    stretched = ((torch.arange(width // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
-    return plain / factor * stretched + plain * (1 - stretched)
-
-
 def yarn_size(factor: float, mscale: float = 1.0) -> float:
     """How much longer contexts sharpen attention, as a factor of queries or keys: YaRN's 0.1 ln(s) + 1."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -148,27 +119,33 @@ def _linear(raw: Raw, scaling: Raw, width: int, theta: float) -> Found:
 
 
 def _llama3(raw: Raw, scaling: Raw, width: int, theta: float) -> Found:
-    frequencies = llama3_frequencies(
-        plain_frequencies(width, theta),
-        factor=float(scaling["factor"]),
-        low=float(scaling["low_freq_factor"]),
-        high=float(scaling["high_freq_factor"]),
-        original=int(scaling["original_max_position_embeddings"]),
-    )
-    return frequencies, 1.0
+    """Pairs that turn more than `high_freq_factor` times in the original context stay, those below `low_freq_factor`
+    turn `factor` times slower, between them a blend that is linear in how often they turn."""
+    factor, low, high = (float(scaling[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    plain, original = plain_frequencies(width, theta), int(scaling["original_max_position_embeddings"])
+    turns = original * plain / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain * kept + plain / factor * (1 - kept), 1.0
 
 
 def _yarn(raw: Raw, scaling: Raw, width: int, theta: float) -> Found:
-    factor = float(scaling["factor"])
-    frequencies = yarn_frequencies(
-        width,
-        theta,
-        factor=factor,
-        original=int(scaling.get("original_max_position_embeddings") or raw["max_position_embeddings"]),
-        fast=float(scaling.get("beta_fast") or 32),
-        slow=float(scaling.get("beta_slow") or 1),
-        truncate=bool(scaling.get("truncate", True)),
-    )
+    """Stretched `factor` times beyond the original context.
+
+    beta_fast, beta_slow: rotations over that context from which on a dimension is left alone, and up to which it is
+    stretched by the whole factor; between them a linear blend. truncate: whether the borders are whole dimensions.
+    """
+    plain, factor = plain_frequencies(width, theta), float(scaling["factor"])
+    original = int(scaling.get("original_max_position_embeddings") or raw["max_position_embeddings"])
+
+    def pair(rotations: float) -> float:
+        return width * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair(float(scaling.get("beta_fast") or 32)), pair(float(scaling.get("beta_slow") or 1))
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    stretched = ((torch.arange(width // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
+    frequencies = plain / factor * stretched + plain * (1 - stretched)
     given, mscale, mscale_all = (scaling.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
     if given is not None:
         return frequencies, float(given)

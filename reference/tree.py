@@ -41,9 +41,21 @@ class Tree:
         """Position of each node when the root sits at `committed`: a node and its siblings share one, [n]."""
         return tuple(committed + depth for depth in self.depths)
 
+    def lines(self) -> list[tuple[int, ...]]:
+        """The tokens from the root to each node, both included."""
+        found: list[tuple[int, ...]] = []
+        for token, parent in zip(self.tokens, self.parents, strict=True):
+            found.append((token,) if parent < 0 else (*found[parent], token))
+        return found
+
     def mask(self) -> Tensor:
         """bool [n,n]: a node sees itself and its ancestors."""
         return ancestors(self.parents)
+
+
+def child_of(node: int, token: int, tokens: Sequence[int], parents: Sequence[int]) -> int | None:
+    """The node behind `node` that carries `token`, None if there is none; tokens, parents [n] as a Tree has them."""
+    return next((s for s in range(1, len(tokens)) if parents[s] == node and tokens[s] == token), None)
 
 
 def with_depths(tokens: Sequence[int], parents: Sequence[int]) -> Tree:

@@ -22,7 +22,7 @@ from torch import Tensor
 from reference.attention import Sight
 from reference.model import Drafter, Trunk
 from reference.nearness import NOWHERE, Near, farthest, nearest, of_end, spread
-from reference.tree import Tree
+from reference.tree import Tree, child_of
 
 #: Branches in one forward have at most this many rows: they do not see each other, but their scores are all there.
 BRANCH_ROWS = 512
@@ -92,8 +92,7 @@ def greedy_walk(tokens: Sequence[int], parents: Sequence[int], choices: Sequence
     """tokens, parents, choices: [n] each; choices[s] is the target's argmax after node s."""
     node, nodes = 0, [0]
     while True:
-        matching = (s for s in range(1, len(tokens)) if parents[s] == node and tokens[s] == choices[node])
-        child = next(matching, None)
+        child = child_of(node, choices[node], tokens, parents)
         if child is None:
             return Walk(nodes=tuple(nodes), tokens=tuple(choices[s] for s in nodes))
         node = child

@@ -10,8 +10,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from harness.contract.finding_pages import KnownIssue
-from reports.markdown import code, table
-from reports.prose import say
+from reports.prose import code, markdown_table, say
 
 INTRODUCTION = """# What was found in SGLang
 
@@ -47,7 +46,7 @@ def index_markdown(issues: Iterable[KnownIssue]) -> str:
         )
         for one in issues
     ]
-    return f"{INTRODUCTION}\n{table(head, rows)}\n"
+    return f"{INTRODUCTION}\n{markdown_table(head, rows)}\n"
 
 
 def page_markdown(one: KnownIssue, body: str) -> str:
@@ -67,7 +66,7 @@ def page_markdown(one: KnownIssue, body: str) -> str:
         *((f"accept length, {each.text}", code(each.command)) for each in one.cost.measured),
         *([("accept length", f"not measured on the trained pair: {one.cost.not_shown}")] if one.cost.not_shown else []),
     ]
-    return f"{heading}\n\n{table(('', ''), facts)}\n{text}"
+    return f"{heading}\n\n{markdown_table(('', ''), facts)}\n{text}"
 
 
 def _upstream(one: KnownIssue) -> str:

@@ -15,6 +15,7 @@ from harness.driving.results import ScenarioResult, accept_lengths_of
 from reports.findings import facts, first_of, flag_lines, known_lines, said_lines
 from reports.histogram import histograms
 from reports.page import engine_lines, exercised
+from reports.prose import block, code, markdown_table
 from reports.reading import Report
 from reports.signatures import Defect, by_signature
 from reports.terminal import accept_text, caveats, unjudged, verdict_line
@@ -41,24 +42,6 @@ def render_markdown(report: Report, *, limit: int = LIMIT) -> str:
     if left_out:
         kept.append(f"_Left out for length: {', '.join(left_out)}. See the run folder `{report.source.folder}`._")
     return "\n\n".join(kept) + "\n"
-
-
-def code(text: str) -> str:
-    """A code span, whatever is inside; safe in a table cell too."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence, pad = "`" * (longest + 1), " " if longest else ""
-    return f"{fence}{pad}{' '.join(text.split())}{pad}{fence}".replace("|", "\\|")
-
-
-def block(text: str, language: str = "text") -> str:
-    """A fenced block, whatever is inside."""
-    fence = "`" * max(3, *(len(run) + 1 for run in re.findall(r"`+", text)), 3)
-    return f"{fence}{language}\n{text}\n{fence}"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def _sections(report: Report) -> Iterable[tuple[str, str]]:
@@ -113,7 +96,8 @@ def _findings(defects: Sequence[Defect], results: Sequence[ScenarioResult]) -> s
     ]
     more = f"\n\n{len(rows) - ROWS} more." if len(rows) > ROWS else ""
     head = ("signature", "times", "in", "accept length", "known as")
-    found = f"**{counted(len(rows), 'finding')}** that nothing earlier explains\n\n{table(head, rows[:ROWS])}{more}"
+    listed = f"{markdown_table(head, rows[:ROWS])}{more}"
+    found = f"**{counted(len(rows), 'finding')}** that nothing earlier explains\n\n{listed}"
     known = dict.fromkeys(line for one in defects for line in known_lines(results[one.at], one.signature))
     return "\n\n".join([found, *(["\n".join(f"- {code(line)}" for line in known)] if known else [])])
 
@@ -140,5 +124,5 @@ def _exercised(report: Report) -> str:
     asked = [f"{code(name)} {seen.get(name, 0)} ×" for name in wanted[:ROWS]]
     more = f", {len(wanted) - ROWS} more" if len(wanted) > ROWS else ""
     coverage_points = f"\n\nCoverage points asked for: {', '.join(asked)}{more}" if asked else ""
-    inner = table(("what was exercised", ""), rows) + coverage_points
+    inner = markdown_table(("what was exercised", ""), rows) + coverage_points
     return f"<details><summary>What was exercised</summary>\n\n{inner}\n\n</details>"

@@ -1,12 +1,13 @@
-"""Prints text on a terminal without breaking lines, pairs in columns, and tables.
+"""Text as it is laid out: on a terminal, without breaking lines, and in Markdown.
 
 A broken line cannot be copied, and what we print is meant to be typed. This module must not know what it prints.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
@@ -66,3 +67,22 @@ def table_of(columns: Sequence[str], *, right: Sequence[str] = (), folded: str =
             overflow="fold" if name == folded else "ellipsis",
         )
     return made
+
+
+def code(text: str) -> str:
+    """A code span of Markdown, whatever is inside; safe in a table cell too."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence, pad = "`" * (longest + 1), " " if longest else ""
+    return f"{fence}{pad}{' '.join(text.split())}{pad}{fence}".replace("|", "\\|")
+
+
+def block(text: str, language: str = "text") -> str:
+    """A fenced block of Markdown, whatever is inside."""
+    fence = "`" * max(3, *(len(run) + 1 for run in re.findall(r"`+", text)), 3)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Rows of cells that need no more escaping."""
+    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])

@@ -10,17 +10,15 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import psutil
 import pytest
 
-from cases.meta.processes import survivors, tree
+from cases.meta.processes import survivors, tree, wait_until
 from cases.programs import DEFAULT
 from harness.contract.rows import INT_COLUMNS
 from harness.contract.types import Kind, Outcome
-from harness.engines.process import BOOT_SECONDS
 
 SCENARIO = DEFAULT["staggered-arrivals"]
 BOOT = SCENARIO.boot_key()
@@ -109,15 +107,6 @@ def _host(process):
     return None
 
 
-def _wait_for(what, process, *, within=BOOT_SECONDS):
-    deadline = time.monotonic() + within
-    while not (found := what()):
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
-
-
 def _steps(folder):
     logs = list(folder.glob("*/engine.jsonl"))
     lines = logs[0].read_text().splitlines() if logs else []
@@ -128,7 +117,7 @@ def _steps(folder):
 def test_engine_ends_when_the_control_process_is_killed_during_a_step(engines, start, tmp_path):
     engines.close()  # this test's engine is in a process tree of its own
     process = start("--engine", engines.default)
-    _wait_for(lambda: len(_steps(tmp_path)) > STEP, process)
+    wait_until(lambda: len(_steps(tmp_path)) > STEP, process=process)
     processes = tree(process.pid)
     assert {process.pid, _host(process).pid} < {each.pid for each in processes}, "and the engine's own processes"
     process.kill()
@@ -140,11 +129,11 @@ def test_engine_ends_when_the_control_process_is_killed_during_a_step(engines, s
 @pytest.mark.engine(boot="own process")
 def test_interrupt_while_booting_leaves_no_engine_and_a_document_that_says_so(start, engines, tmp_path):
     process = start("--engine", engines.default, "--json", str(tmp_path / "out.json"))
-    host = _wait_for(lambda: _host(process), process)
-    _wait_for(lambda: len(tree(host.pid)) > 1, process)
+    host = wait_until(lambda: _host(process), process=process)
+    wait_until(lambda: len(tree(host.pid)) > 1, process=process)
     processes = tree(process.pid)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate()
     assert process.returncode == 3, said
     assert "incomplete" in said
     assert survivors(processes) == []

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from cases.checkpoints import make
 from cases.meta.pretended_card import PretendedCards
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,6 +50,16 @@ def eagle_head(eagle_tiny):
 
 
 @pytest.fixture
+def work(tmp_path, monkeypatch):
+    """The working folder, with a home for engines in it; this interpreter has no SGLang of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("EAGLECHECK_RUNS", raising=False)
+    monkeypatch.setattr("harness.engines.envs.current", lambda: None)
+    return tmp_path
+
+
+@pytest.fixture
 def machine(tmp_path, monkeypatch):
     """Cards that are not there, seen by this process and its children."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -52,6 +67,23 @@ def machine(tmp_path, monkeypatch):
     for name, value in found.environment.items():
         monkeypatch.setenv(name, value)
     return found
+
+
+@pytest.fixture
+def inner_session(tmp_path):
+    """Runs pytest with our plugin on a test file with this text: inner_session(text, *options, **environment)."""
+
+    def run(text, *options, **environment):
+        (tmp_path / "test_inner.py").write_text(text)
+        (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = engine\naddopts = --dist=worksteal -ra\n")
+        without = (f"-pno:{name}" for name in ("cacheprovider", "hypothesispytest", "syrupy"))
+        command = [sys.executable, "-m", "pytest", "-pharness.suite.plugin", *without, *options]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "EAGLECHECK_"))}
+        kept.pop("CI", None)
+        kept |= {"EAGLECHECK_HOME": str(tmp_path / "home"), "COLUMNS": "200", "PYTHONPATH": str(ROOT)} | environment
+        return subprocess.run(command, cwd=tmp_path, env=kept, capture_output=True, text=True, check=False)
+
+    return run
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from harness.contract.requests import RequestSpec
-from harness.contract.rows import Ragged, RowBuilder, Rows
+from harness.contract.rows import INT_COLUMNS, Ragged, RowBuilder, Rows
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import EngineConfig, SpecConfig
@@ -419,3 +419,23 @@ def find(trace: Trace, *, phase: str, nth: int = 0, **wanted: Any) -> int:
     for name, value in wanted.items():
         keep &= (trace.rows.strings if name in trace.rows.strings else trace.rows.ints)[name] == value
     return int(np.flatnonzero(keep)[nth])
+
+
+def assert_same(one: Trace, other: Trace) -> None:
+    """Nothing differs, not in a bit and not in a type."""
+    assert (one.side, one.scenario_id, one.header) == (other.side, other.scenario_id, other.header)
+    assert (one.rounds, one.ends, one.events) == (other.rounds, other.ends, other.events)
+    for name in INT_COLUMNS:
+        np.testing.assert_array_equal(one.rows.ints[name], other.rows.ints[name])
+        assert other.rows.ints[name].dtype == np.int64
+    for name, column in one.rows.strings.items():
+        assert column.tolist() == other.rows.strings[name].tolist()
+    np.testing.assert_array_equal(one.rows.floats["lse"], other.rows.floats["lse"])
+    for name, column in one.rows.lists.items():
+        assert len(column) == len(other.rows.lists[name])
+        for mine, theirs in zip(column, other.rows.lists[name], strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+            assert mine.dtype == theirs.dtype
+    assert set(one.tensors) == set(other.tensors)
+    for name, tensor in one.tensors.items():
+        np.testing.assert_array_equal(tensor, other.tensors[name])

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from cases.known import Entry
+from cases.meta import results
+from harness.checks import judge as check
+from harness.contract.scenario import Scenario
 from harness.contract.types import Outcome
+from harness.driving.plan import Setup
+from harness.driving.results import ScenarioResult
 from harness.night.judge import judge
 from harness.night.records import CellResult, Judged, Night, NightPlan, Seen
 
@@ -113,3 +118,32 @@ def entry(*signatures: str, **changes: Any) -> Entry:
         "expires": datetime.date(2027, 5, 31),
     }
     return Entry.model_validate({**values, **changes})
+
+
+class ByHand:
+    """Engines that answer in order, the last answer again and again: a way to break a trace, or an error to raise."""
+
+    def __init__(self, *answers: results.Break | Exception) -> None:
+        self.answers, self.driven, self.closed = list(answers), list[str](), 0
+        self.boots, self.waited, self.ahead, self.expected = 0, 0.0, 1, list[Any]()
+
+    def launch(self, scenario: Scenario, *, engine: str, revert: int | None) -> tuple[str, str]:
+        return (engine, scenario.name)
+
+    def expect(self, launches: list[Any], *, now: bool) -> None:
+        self.expected += launches
+
+    def __call__(self, scenario: Scenario, *, engine: str, revert: int | None, fresh: bool) -> ScenarioResult:
+        assert fresh, "a remembered run would make every repeat agree"
+        self.driven.append(scenario.name)
+        self.boots, self.waited = self.boots + 1, self.waited + 2.5
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        trace, reference = results.traces(scenario, answer)
+        verdict, divergences = check(scenario, trace, reference)
+        setup = Setup(release=engine, revert=revert)
+        return ScenarioResult.of(scenario, trace, reference, verdict, divergences, setup=setup)
+
+    def end(self) -> None:
+        self.closed += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,8 +18,16 @@ HIDDEN = "from harness.engines import envs; envs.current = lambda: None; "
 SLEEPS = "echo started\nexec sleep 600"
 
 
-def furnish(home: Path, *, body: str = ENDS, versions: Sequence[str] = envs.SUPPORTED) -> None:
-    """Make `home` (which EAGLECHECK_HOME must name) look as if the releases were installed in it."""
+def furnish(
+    home: Path, *, body: str = ENDS, versions: Sequence[str] = envs.SUPPORTED, published: Sequence[str] = ()
+) -> None:
+    """Make `home` (which EAGLECHECK_HOME must name) look as if the releases were installed in it.
+
+    published: what the index had when it was asked for all releases, long before it is to be asked again.
+    """
+    if published:
+        home.mkdir(parents=True)
+        (home / "published.json").write_text(json.dumps({"versions": list(published), "when": 1e11}))
     folder = dependencies.location()
     assert folder.parent == home
     dependencies.torch_folder(folder).mkdir(parents=True)

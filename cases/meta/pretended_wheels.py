@@ -13,6 +13,7 @@ from pathlib import Path
 from cases.meta.pretended_library import Image, container, library
 from harness.engines import dependencies
 
+TORCH = "2.11.0+cu130"
 LOWEST = "manylinux_2_34_x86_64.manylinux_2_17_x86_64"
 #: What SGLang asks for, as far as these tests need: one of every kind in harness/machines/bundle_contents.toml.
 REQUIRES = (

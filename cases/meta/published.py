@@ -17,6 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 Raw = dict[str, Any]
 HIDDEN, VOCAB = 32, 96
+#: A published shape, made small.
+SMALL_SHAPE = {"intermediate": 1024, "layers": 8, "heads": 8, "kv_heads": 2, "head_dim": 48, "hidden": 384}
 
 
 def common(rng: Random, **more: Any) -> Raw:
@@ -299,3 +301,34 @@ def add_tensors(folder: Path, more: dict[str, torch.Tensor]) -> None:
     """Put more tensors into a checkpoint folder."""
     file = folder / "model.safetensors"
     save_file({**load_file(file), **{name: tensor.contiguous() for name, tensor in more.items()}}, file)
+
+
+def tokens_of(length: int, vocab: int, seed: int = 0) -> torch.Tensor:
+    """Random tokens, int64 [length]."""
+    return torch.randint(vocab, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def assert_like_hf(target: Any, hf: PreTrainedModel, tokens: torch.Tensor, *, close: float = 1e-5) -> None:
+    """Every hidden state and the logits are Hugging Face's."""
+    with torch.no_grad():
+        theirs = hf(tokens[None], output_hidden_states=True)
+    states = target.hidden_states(tokens)
+    assert len(states) == len(theirs.hidden_states)
+    for index, (mine, other) in enumerate(zip(states, theirs.hidden_states, strict=True)):
+        assert torch.allclose(mine, other[0], rtol=0, atol=close), f"hidden state {index} differs from HF"
+    assert torch.allclose(target.logits(states[-1]), theirs.logits[0], rtol=0, atol=close), "logits differ from HF"
+
+
+def peak_of(work: Callable[[], object]) -> float:
+    """MiB allocated at most while `work` runs: what the profiler saw taken and given back, added up.
+
+    Weights are no part of it: on a CPU what is mapped of a file would count as taken.
+    """
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        work()
+    now = most = 0
+    for event in sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    return most / 2**20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -76,6 +77,24 @@ def chunk_tail(engine: Trace) -> None:
     """A non-final chunk's last draft row holds another token than the prompt's, as in SGLang #26329."""
     tail = handmade.find(engine, phase=Phase.DRAFT_PREFILL, rid="r2", slot=7)
     engine.rows.ints["input_id"][tail] = 60
+
+
+#: Of `store`: a run of one scenario that passes and one that fails, of which a reproducer is kept.
+FAILING = (("single", sound), ("pr25015", one_ahead))
+#: Of a run: everything that is kept of it and read again.
+OF_A_RUN = ("manifest.json", "verdict.json", "SHA256SUMS")
+OF_A_SCENARIO = (
+    "scenario.json",
+    "engine.json",
+    "engine.parquet",
+    "tensors/engine.safetensors",
+    "reference.json",
+    "reference.parquet",
+    "tensors/reference.safetensors",
+    "findings.jsonl",
+    "verdict.json",
+    "SHA256SUMS",
+)
 
 
 def traces(scenario: Scenario, break_it: Break = sound, header: dict[str, Any] | None = None) -> tuple[Trace, Trace]:
@@ -193,6 +212,14 @@ def store(
         writer.finish(merge(verdicts))
     writer.close()
     return writer.folder
+
+
+def stable(text: str) -> str:
+    """Without what differs from run to run and from version to version: its time, ids, the list of coverage points."""
+    text = re.sub(r"\d{8}-\d{4}-[0-9a-f]{4}", RUN.name, text)
+    text = re.sub(r"-[0-9a-f]{12}\b", f"-{ID}", text)
+    text = re.sub(r"began [\d-]{10} \d\d:\d\d UTC", "began …", text)
+    return re.sub(r"(coverage points seen\n)(  .*\n)+", r"\1  …\n", text)
 
 
 def reseal(run: Path) -> None:

@@ -9,11 +9,16 @@ import subprocess
 
 import pytest
 
+from cases.meta.bisections import FAILS, PASSES, bisect, furnish, know, notes, start
 from cases.meta.histories import History
-from cases.meta.test_bisect_commits import FAILS, PASSES, bisect, know, notes, start
-from cases.meta.test_bisect_commits import home as home
-from harness.bisect.repository import Repository
-from harness.bisect.trees import worktrees
+from harness.bisect.repository import Repository, worktrees
+
+
+@pytest.fixture
+def home(work):
+    """A home with two releases whose engines end at once, and their pins beside them."""
+    furnish(work / "home")
+    return work / "home"
 
 
 @pytest.fixture

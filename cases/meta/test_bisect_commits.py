@@ -5,92 +5,33 @@ A commit whose verdict is not there would need an engine, and the pretended one 
 
 from __future__ import annotations
 
-import json
 import signal
-import time
 
 import psutil
 import pytest
 
-from cases import catalogue
 from cases.meta import pretended_engine
+from cases.meta.bisections import FAILS, PASSES, PINS, SETTING, bisect, furnish, know, notes, project, start
 from cases.meta.command_line import call
-from cases.meta.histories import History
+from cases.meta.processes import wait_until
 from harness.bisect.fitting import Needs, misfit, of_commit, of_release, rebuilt
 from harness.bisect.repository import Repository
-from harness.bisect.trials import Subject
-from harness.bisect.verdicts import Cache, Failure, Run
+from harness.bisect.verdicts import Cache
 from harness.cli import bisect_runs
-from harness.cli.bisect_runs import Setting
-from harness.contract.types import Outcome
 from harness.driving.own_source import source_digest
 from harness.engines import envs
 
-CASE = catalogue.load("pr25015")
-RELEASES = ("0.5.12.post1", "0.5.13")
-PINS = {"0.5.12.post1": ["torch==2.11.0", "numpy"], "0.5.13": ["numpy", "torch==2.11.0", "kernels<0.15,>=0.14"]}
-PASSES = Run(outcome=Outcome.PASS, run="runs/pass", seconds=1.0)
-FAILS = Run(outcome=Outcome.FAIL, kinds=("POSITION",), signatures=("s",), run="runs/fail", seconds=1.0)
-
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def home(work):
     """A home with two releases whose engines end at once, and their pins beside them."""
-    folder = tmp_path / "home"
-    monkeypatch.setenv("EAGLECHECK_HOME", str(folder))
-    monkeypatch.setattr(envs, "current", lambda: None)
-    monkeypatch.chdir(tmp_path)
-    pretended_engine.furnish(folder, versions=RELEASES)
-    (folder / "published.json").write_text(json.dumps({"versions": list(RELEASES), "when": 1e11}))
-    for version in RELEASES:
-        site = folder / "engines" / version / "site"
-        info = site / f"sglang-{version}.dist-info"
-        info.mkdir()
-        lines = "".join(f"Requires-Dist: {pin}\n" for pin in [*PINS[version], 'x; extra == "all"'])
-        (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: sglang\nVersion: {version}\n{lines}")
-        (site / "sglang" / "srt" / "grpc").mkdir(parents=True)
-        (site / "sglang" / "srt" / "grpc" / "_core.cpython-311-x86_64-linux-gnu.so").write_text(version)
-    return folder
+    furnish(work / "home")
+    return work / "home"
 
 
 @pytest.fixture
 def history(tmp_path):
     return start(tmp_path / "repo")
-
-
-def start(folder):
-    """A repository with one commit: the older release, tagged."""
-    made = History(folder=folder).start()
-    made.write("python/sglang/__init__.py", "")
-    made.write("python/sglang/srt/grpc/__init__.py", "")
-    made.write("rust/grpc/lib.rs", "1")
-    project(made, PINS["0.5.12.post1"])
-    made.commit("0.5.12.post1", tag="v0.5.12.post1")
-    return made
-
-
-def project(made, pins):
-    module = 'target = "sglang.srt.grpc._core"\npath = "../rust/grpc/Cargo.toml"\n'
-    text = f'[project]\nname = "sglang"\ndependencies = {json.dumps(pins)}\n'
-    made.write("python/pyproject.toml", f"{text}[[tool.setuptools-rust.ext-modules]]\n{module}")
-
-
-def notes(made, count):
-    for _ in range(count):
-        made.write("python/sglang/notes.py", f"# {len(made.commits)}\n")
-        made.commit(f"note {len(made.commits)}")
-
-
-SETTING = Setting(
-    subject=Subject(name="pr25015", scenario=CASE.scenario, failure=Failure(kinds=CASE.kinds)), device="cpu"
-)
-
-
-def know(made, *, verdicts, release="0.5.12.post1"):
-    """Put verdicts (commit -> run) in the cache, as runs in the environment of `release`."""
-    for commit, run in verdicts.items():
-        content = made.git("rev-parse", f"{commit}:python")
-        Cache.at_home().add(SETTING.identity(envs.state(release), tree=content), run)
 
 
 def test_a_verdict_is_kept_for_one_state_of_our_own_files(home, monkeypatch):
@@ -111,14 +52,6 @@ def changed_at(commits, at, *, old=PASSES, new=FAILS):
 def nothing_left(home, made):
     """Whether a search left no working tree and no folder."""
     return made.git("worktree", "list", "--porcelain").count("worktree ") == 1 and not list((home / "bisect").iterdir())
-
-
-def bisect(made, tmp_path, *, bad, good, code=0, more=()):
-    """(the JSON, what was printed) of the command."""
-    report = tmp_path / "bisect.json"
-    options = ["--case", "pr25015", "--repo", str(made.folder), "--bad", bad, "--good", good]
-    done = call("bisect", *options, "--json", report, *more, code=code)
-    return (json.loads(report.read_text()) if report.is_file() else None), done.output
 
 
 def untouched(made):
@@ -248,20 +181,16 @@ def test_a_search_that_is_ended_leaves_no_worktree_no_process_and_no_answer(home
     know(history, verdicts={history.commits[0]: PASSES, history.commits[-1]: FAILS})
     options = ["--case", "pr25015", "--repo", str(history.folder), "--bad", "HEAD", "--good", history.commits[0]]
     process = pretended_engine.start("bisect", *options, cwd=tmp_path, home=home)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("runs/*/*.log")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "no step has started an engine"
-        time.sleep(0.2)
+    wait_until(lambda: list(tmp_path.glob("runs/*/*.log")), process=process)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     assert process.returncode == 3, out + err
     assert "ended by SIGTERM" in err
     assert "first bad" not in out
     assert nothing_left(home, history)
-    while mine := [one.pid for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(one.info["cmdline"])]:
-        assert time.monotonic() < deadline, f"still there: {mine}"
-        time.sleep(0.2)
+    wait_until(
+        lambda: not [one for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(one.info["cmdline"])]
+    )
 
 
 def test_what_a_killed_search_left_behind_is_removed_by_the_next(home, history, tmp_path):

@@ -147,7 +147,7 @@ def part(mode, start, length, attempt):
 def test_a_verify_in_flight_when_its_request_is_taken_back_counts_for_nothing(again, resumed):
     first = [part("PREFILL", 0, 7, 0), part("DECODE", 7, 3, 0), part("DECODE", 10, 2, 0)]
     then = [part(*again, 1), part("DECODE", resumed, 4, 1)]
-    evidence = SimpleNamespace(parts={("r0", 0): first, ("r0", 1): then})
+    evidence = SimpleNamespace(attempts=lambda rid: [first, then])
     request, end = SimpleNamespace(rid="r0", input_ids=PROMPT), SimpleNamespace(output_ids=[1] * 8)
     assert [(one.attempt, one.start) for one in answered._kept(evidence, request, end)] == [(0, 7), (1, resumed)]
 
@@ -175,10 +175,6 @@ def test_finish_reason_and_histogram_are_held_against_the_text_and_the_verifies(
     histogram = changed(("meta", "spec_accept_histogram"), lambda counts: [*counts, 1])
     assert faults("counts", histogram)[0] == ["ACCEPT:counts:ACCEPT:spec-accept-histogram"]
     assert faults("counts", changed(("meta", "cached_tokens"), None))[0] == ["SHAPE:counts:ACCEPT:cached-tokens"]
-
-
-def swapped(entry):
-    return [[one[0], 3 - one[1] % 2, None] if isinstance(one, list) else one for one in entry]
 
 
 LOGPROBS = [

@@ -8,9 +8,9 @@ import pytest
 from cases.meta import handmade
 from cases.meta.speculating import FreeSession, answered, drawing
 from harness.archive.event_facts import unfit
-from harness.checks.accepts import usual_draws
 from harness.checks.evidence import gather
 from harness.checks.judge import judge
+from harness.checks.ties import usual_draws
 from harness.contract.requests import RequestSpec
 from harness.contract.settings import SpecConfig
 from harness.contract.types import Kind, Outcome

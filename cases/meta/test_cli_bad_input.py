@@ -33,39 +33,28 @@ from harness.engines import envs
 from harness.engines.engine import Engine
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Two pairs of different width."""
-    root = tmp_path_factory.mktemp("pairs")
-    return {name: checkpoints.make(name, root).root for name in ("eagle-tiny", "eagle-head64")}
-
-
 @pytest.fixture
-def place(tmp_path, monkeypatch, made):
+def place(work, monkeypatch, made_pair):
     """A working folder with every kind of unfit file in it, and a home where every release is ready."""
-    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("EAGLECHECK_RUNS", raising=False)
-    monkeypatch.setattr(envs, "current", lambda: None)
     monkeypatch.setattr(Engine, "boot", lambda *_, **__: pytest.fail("an engine was booted"))
     monkeypatch.setattr(catalogue, "names", lambda: ["pr25015", "pr26329"])  # the corpus grows, these texts need not
     few = {"idle_tick", *(name for one in fixed.default_scenarios() for name in one.wants)}
     monkeypatch.setattr(scenario_checks, "POINTS", {name: POINTS[name] for name in sorted(few)})
     monkeypatch.setattr(catalogue, "EXAMPLE", "working examples:  SCENARIOS/*.json")
-    pretended_engine.furnish(tmp_path / "home")
-    (tmp_path / "home" / "published.json").write_text(json.dumps({"versions": envs.SUPPORTED, "when": 1e11}))
-    work = tmp_path / "work"
+    pretended_engine.furnish(work / "home", published=envs.SUPPORTED)
+    work = work / "work"
     work.mkdir()
     monkeypatch.chdir(work)
     (work / "empty").mkdir()
     (work / "file").write_text("")
-    _checkpoints(work, made)
+    _checkpoints(work, made_pair)
     _scenarios(work)
     return work
 
 
-def _checkpoints(work, made):
-    shutil.copytree(made["eagle-tiny"], work / "tiny")
-    shutil.copytree(made["eagle-head64"], work / "wide")
+def _checkpoints(work, made_pair):
+    shutil.copytree(made_pair("eagle-tiny").root, work / "tiny")
+    shutil.copytree(made_pair("eagle-head64").root, work / "wide")
     weights = (work / "tiny" / "target" / "model.safetensors").read_bytes()
     for name, target, changes in (
         ("qwen", "target", {"architectures": ["Qwen3ForCausalLM"]}),

@@ -36,17 +36,13 @@ PLAIN = ["bisect", "--case", "pr25015", "--bad", "0.5.11", "--good", "0.5.16"]
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(work, monkeypatch):
     """A home in which every release is installed and published, and a working folder with unfit files."""
-    home = tmp_path / "home"
-    monkeypatch.setenv("EAGLECHECK_HOME", str(home))
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr(envs, "current", lambda: None)
     monkeypatch.setattr(catalogue, "names", lambda: ["pr25015", "pr26329"])  # the corpus grows, these texts need not
     monkeypatch.setattr(catalogue, "EXAMPLE", "working examples:  SCENARIOS/*.json")
-    pretended_engine.furnish(home, versions=RELEASES)
-    (home / "published.json").write_text(json.dumps({"versions": ["0.5.9", *RELEASES], "when": 1e11}))
-    work = tmp_path / "work"
+    pretended_engine.furnish(work / "home", versions=RELEASES, published=("0.5.9", *RELEASES))
+    work = work / "work"
     work.mkdir()
     monkeypatch.chdir(work)
     (work / "empty").mkdir()

@@ -18,7 +18,6 @@ from harness.contract.finding_pages import KnownIssue
 from harness.contract.known_issues import without_effect
 from harness.contract.types import Outcome
 from harness.driving.oracle import Oracle
-from harness.engines import envs
 
 
 def answering(reference):
@@ -26,17 +25,8 @@ def answering(reference):
     return SimpleNamespace(answer=lambda _scenario, _trace: reference)
 
 
-@pytest.fixture
-def work(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(envs, "current", lambda: None)
-    return tmp_path
-
-
 RECORDED = CORPUS.parent / "recorded"
 PASSING = (("single", results.sound), ("four-together", results.sound))
-FAILING = (("single", results.sound), ("pr25015", results.one_ahead))
 
 
 def stored(work, cases=PASSING, **options):
@@ -44,21 +34,13 @@ def stored(work, cases=PASSING, **options):
     return results.store(work / "runs", *cases, **options).relative_to(work)
 
 
-def stable(text):
-    """Without what differs from run to run and from version to version: its time, ids, the list of coverage points."""
-    text = re.sub(r"\d{8}-\d{4}-[0-9a-f]{4}", results.RUN.name, text)
-    text = re.sub(r"-[0-9a-f]{12}\b", f"-{results.ID}", text)
-    text = re.sub(r"began [\d-]{10} \d\d:\d\d UTC", "began …", text)
-    return re.sub(r"(coverage points seen\n)(  .*\n)+", r"\1  …\n", text)
-
-
 def test_a_stored_run_is_judged_again(work, snapshot):
-    run = work / stored(work, FAILING)
+    run = work / stored(work, results.FAILING)
     assert RunReader.open(run).verdict.outcome is Outcome.FAIL
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     done = call("recheck", run.relative_to(work))
     assert (done.exit_code, done.stderr) == (1, ""), done.output
-    assert stable(done.stdout) == snapshot
+    assert results.stable(done.stdout) == snapshot
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
@@ -111,7 +93,7 @@ def test_a_fresh_reference_does_not_want_the_stored_one(work, file, harm, monkey
 
 
 def test_of_a_folder_everything_in_it_is_judged_and_what_cannot_be_is_unknown(work, tmp_path):
-    passing, failing = stored(work, (("single", results.sound),)), stored(work, FAILING)
+    passing, failing = stored(work, (("single", results.sound),)), stored(work, results.FAILING)
     done = call("recheck", work / "runs", "--json", tmp_path / "all.json", code=1)
     lines = done.stdout.splitlines()
     assert f"PASS     {work / passing}" in lines
@@ -126,7 +108,7 @@ def test_of_a_folder_everything_in_it_is_judged_and_what_cannot_be_is_unknown(wo
 
 @pytest.mark.parametrize("kind", ["scenario", "reproducer"])
 def test_one_scenario_or_reproducer_is_judged_alone(work, kind):
-    run = stored(work, FAILING)
+    run = stored(work, results.FAILING)
     pattern = "pr25015-*" if kind == "scenario" else "reproducers/pr25015-*"
     folder = next((work / run).glob(pattern)).relative_to(work)
     done = call("recheck", folder, code=1)
@@ -143,7 +125,7 @@ def test_a_verdict_that_changed_since_says_so(work):
     assert "it was FAIL when the run ended" in done.stdout
 
 
-@pytest.mark.parametrize(("cases", "code"), [(PASSING, 3), (FAILING, 1)], ids=["passing", "failing"])
+@pytest.mark.parametrize(("cases", "code"), [(PASSING, 3), (results.FAILING, 1)], ids=["passing", "failing"])
 def test_a_run_that_was_cut_off_is_never_a_pass_and_a_failure_stays_one(work, cases, code):
     done = call("recheck", stored(work, cases, finish=False), code=code)
     assert "is incomplete" in done.stdout
@@ -200,7 +182,7 @@ def test_a_run_that_goes_on_says_so_and_what_it_has_is_judged(work):
 @pytest.mark.parametrize("options", [[], ["--fresh-reference"]], ids=["stored", "fresh"])
 def test_what_to_type_after_a_recheck_is_another_command(work, options, monkeypatch):
     monkeypatch.setattr("harness.cli.recheck._oracle", lambda stored, *_: answering(stored.reference))
-    run = stored(work, FAILING)
+    run = stored(work, results.FAILING)
     said = call("recheck", run, *options).stdout.splitlines()
     typed = f"eaglecheck recheck {run}" + "".join(f" {option}" for option in options)
     assert not [line for line in said if line.endswith(typed)]
@@ -282,7 +264,7 @@ def test_a_run_that_is_not_there_names_the_nearest(work, monkeypatch):
 
 
 def test_a_scenario_or_reproducer_that_is_not_there_names_those_that_are(work):
-    run = stored(work, FAILING)
+    run = stored(work, results.FAILING)
     for command, typed, said in (
         ("recheck", str(run / "singel"), f"{run}/single-"),
         ("replay", "pr25015", f"{run}/reproducers/pr25015-"),
@@ -359,7 +341,7 @@ PIECES = ["manifest.json", "scenario.json", "engine.json", "engine.parquet", "te
 
 @pytest.fixture
 def reproducer(work):
-    return next((work / stored(work, FAILING)).glob("reproducers/*"))
+    return next((work / stored(work, results.FAILING)).glob("reproducers/*"))
 
 
 @pytest.mark.parametrize("piece", PIECES)
@@ -407,7 +389,7 @@ def test_a_run_of_the_users_own_checkpoints_remembers_them_for_a_fresh_reference
 
 
 def test_json_on_standard_output_leaves_the_words_to_standard_error(work):
-    done = call("recheck", stored(work, FAILING), "--json", "-")
+    done = call("recheck", stored(work, results.FAILING), "--json", "-")
     assert json.loads(done.stdout)["verdict"] == "FAIL"
     assert "verdict FAIL" in done.stderr
 

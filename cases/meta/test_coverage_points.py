@@ -14,7 +14,7 @@ from harness.contract.rows import RowBuilder
 from harness.contract.script import Op
 from harness.contract.settings import EngineConfig
 from harness.contract.types import Outcome, Verdict
-from harness.coverage import POINTS, ReachTable, Where, count, names, rules
+from harness.coverage import POINTS, Where, count, names, reach_of, rules
 
 
 def stepped(*steps, rid="r0"):
@@ -410,12 +410,13 @@ def test_positions_are_counted_inside_the_places_where_it_happened():
 
 
 def test_table_adds_scenarios_up_and_keeps_what_was_asked_for_apart():
-    table = ReachTable()
+    judged = []
     for wants in (("non_final_chunk", "idle_rank"), ()):
         given = handmade.scenario(wants=wants)
         times, inside = count(given, handmade.build(given)[0])
-        table.add(given, Verdict(outcome=Outcome.PASS, coverage=times, inside=inside))
-    chunk, idle = table.lines["non_final_chunk"], table.lines["idle_rank"]
+        judged.append((given, Verdict(outcome=Outcome.PASS, coverage=times, inside=inside)))
+    lines = {line.name: line for line in reach_of(judged)}
+    chunk, idle = lines["non_final_chunk"], lines["idle_rank"]
     assert (chunk.generated, chunk.reached, chunk.seen) == (1, 1, 2)
     assert (idle.generated, idle.reached, idle.seen, idle.positions) == (1, 0, 0, 0)
     assert chunk.times == 2 * times["non_final_chunk"]

@@ -10,33 +10,16 @@ import pytest
 
 from cases.meta import handmade, results
 from cases.meta.command_line import call
-from cases.meta.test_trace_io import assert_same
 from harness.archive import again
 from harness.archive.digests import SUMS
 from harness.archive.faults import TraceError
 from harness.archive.store import RunReader
 from harness.archive.trace_io import read_trace, write_trace
 
-FAILING = (("single", results.sound), ("pr25015", results.one_ahead))
-#: Of a run: everything that is kept of it and read again.
-OF_A_RUN = ("manifest.json", "verdict.json", "SHA256SUMS")
-OF_A_SCENARIO = (
-    "scenario.json",
-    "engine.json",
-    "engine.parquet",
-    "tensors/engine.safetensors",
-    "reference.json",
-    "reference.parquet",
-    "tensors/reference.safetensors",
-    "findings.jsonl",
-    "verdict.json",
-    "SHA256SUMS",
-)
-
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return results.store(tmp_path_factory.mktemp("runs"), *FAILING)
+    return results.store(tmp_path_factory.mktemp("runs"), *results.FAILING)
 
 
 @pytest.fixture
@@ -54,7 +37,7 @@ def turn_a_digit(path):
     path.write_bytes(content)
 
 
-EVERY = [*OF_A_RUN, *(f"pr25015/{name}" for name in OF_A_SCENARIO)]
+EVERY = [*results.OF_A_RUN, *(f"pr25015/{name}" for name in results.OF_A_SCENARIO)]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +129,7 @@ def test_no_bit_of_a_parquet_file_alone_changes_what_is_read(tmp_path):
         except TraceError:
             refused += 1
         else:
-            assert_same(trace, read)
+            handmade.assert_same(trace, read)
     assert refused > 50
 
 

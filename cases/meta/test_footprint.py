@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.make_real_size import SHAPES, make
-from cases.meta.published import make_target
+from cases.meta.published import SMALL_SHAPE, make_target, peak_of
 from cases.meta.speculating import FreeSession
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
@@ -16,30 +16,13 @@ from harness.driving.checkpoint_files import read_checkpoint
 from harness.driving.footprint import footprint
 from reference.pairs import load_pair
 
-SMALL = {"intermediate": 1024, "layers": 8, "heads": 8, "kv_heads": 2, "head_dim": 48, "hidden": 384}
-
-
-def peak_of(work):
-    """MiB allocated at most while `work` runs: what the profiler saw taken and given back, added up.
-
-    Weights are no part of it: on a CPU what is mapped of a file would count as taken.
-    """
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        work()
-    now = most = 0
-    for event in sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
-        if event.name() == "[memory]":
-            now += event.nbytes()
-            most = max(most, now)
-    return most / 2**20
-
 
 @pytest.mark.parametrize(
     ("name", "prompt", "new", "vocab"),
     [("llama-1b", 40, 24, 4000), ("llama-8b", 900, 8, 4000), ("qwen3-4b", 30, 30, 16000)],
 )
 def test_what_is_said_is_kept_and_is_not_many_times_too_much(tmp_path, name, prompt, new, vocab):
-    shape = dataclasses.replace(SHAPES[name], vocab=vocab, **SMALL)
+    shape = dataclasses.replace(SHAPES[name], vocab=vocab, **SMALL_SHAPE)
     pair = make(name, tmp_path, seed=1, device="cpu", plain=True, shape=shape)
     spec = SpecConfig(algorithm="EAGLE3" if shape.eagle3 else "EAGLE")
     request = RequestSpec(rid="a", input_ids=tuple(range(2, 2 + prompt)), max_new_tokens=new)

@@ -85,7 +85,7 @@ def fork(server, folder, name, *, launch=None, **environment):
     given = {"TMPDIR": str(place / "tmp"), "PATH": os.environ["PATH"], **environment}
     server.ready()
     forked = server.start(launch or server.launch, place / "log", str(place / "answer"), given)
-    assert forked.wait(timeout=20) == 7
+    assert forked.wait() == 7
     return json.loads((place / "answer").read_text()), forked
 
 
@@ -121,7 +121,7 @@ def test_how_a_forked_host_ended_can_be_read_by_others_until_it_is_waited_for(se
     assert survivors([watched]) == []
     assert forked.poll() == forked.poll() == 7
     assert watched.status() == psutil.STATUS_ZOMBIE
-    assert forked.wait(timeout=5) == 7
+    assert forked.wait() == 7
     assert not psutil.pid_exists(forked.pid)
 
 
@@ -188,6 +188,22 @@ def test_one_fork_server_serves_its_kind_and_another_kind_gets_one_of_its_own(la
     kept.close()
     with pytest.raises(EngineError, match="were ended"):
         kept.server(launch)
+
+
+def test_imports_begin_before_anybody_waits_for_them_and_another_kind_does_not_end_them(launch, tmp_path):
+    made = EnginePool(logs=tmp_path, copies=True)
+    asked = replace(launch, boot={**launch.boot, "device": "cpu"})
+    made.prepare(asked)
+    (begun,) = made._fork_servers.servers.values()
+    process = begun._process
+    assert psutil.pid_exists(process.pid)
+    other = made._fork_servers.server(replace(launch, boot={**launch.boot, "environment": {"A": "2"}}))
+    assert (other.refused, other is begun) == ("", False)
+    ready = made._fork_servers.server(made._copied(asked))
+    assert (ready is begun, ready._process is process, made._fork_servers.started) == (True, True, 2)
+    assert fork(ready, tmp_path, "one")[0]["imported_by"] == process.pid
+    made.end()
+    assert survivors([psutil.Process(process.pid)] if psutil.pid_exists(process.pid) else []) == []
 
 
 def test_on_a_card_what_only_patches_for_a_cpu_look_at_makes_no_kind(launch):

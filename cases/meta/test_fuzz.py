@@ -22,13 +22,9 @@ BOOTS = {boot.name: boot for boot in FAMILIES["eagle"].boots}
 
 
 @pytest.fixture
-def driven(tmp_path, monkeypatch):
+def driven(work, monkeypatch):
     """fuzz with these results; the plans that it had run."""
-    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(envs, "current", lambda: None)
-    monkeypatch.chdir(tmp_path)
-    pretended_engine.furnish(tmp_path / "home")
-    (tmp_path / "home" / "published.json").write_text(json.dumps({"versions": envs.SUPPORTED, "when": 1e11}))
+    pretended_engine.furnish(work / "home", published=envs.SUPPORTED)
     plans = []
 
     def drive(*arguments, found=(results.judged("one"),), code=None):
@@ -167,7 +163,7 @@ def test_each_root_finding_gets_the_smallest_scenario_that_shows_it(monkeypatch)
     setup = Setup(release="0.5.23", reference="paper")
     plan = SimpleNamespace(env=SimpleNamespace(version="0.5.23"), setup=setup, lease=None, copies=False, own=None)
     seen = []
-    found = list(making.reproducers(plan, result, budget=Budget(seconds=20), started=seen.append))
+    found = list(making.reproducers(plan, result, budget=Budget(seconds=900), started=seen.append))
     assert [one.found.signature for one in found] == [one.signature for one in seen]
     assert "POSITION:positions:DRAFT:one-ahead" in {one.found.signature for one in found}
     for one in found:

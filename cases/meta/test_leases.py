@@ -14,7 +14,7 @@ import pytest
 
 from cases.meta import pretended_sglang
 from cases.meta.pretended_card import H100, IDLE, IDLE_SECOND, SECOND, app, used
-from cases.meta.processes import survivors, tree
+from cases.meta.processes import survivors, tree, wait_until
 from cases.programs import DEFAULT
 from harness.both_sides import lease_files, leases
 from harness.both_sides.gpus import CardError
@@ -87,13 +87,6 @@ def held():
     return [(holder.pid, holder.slot) for holder in lease_files.holders(os.environ["EAGLECHECK_LEASES"], H100)]
 
 
-def soon(what, *, within=10.0):
-    deadline = time.monotonic() + within
-    while not what() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return what()
-
-
 def test_the_host_itself_holds_the_lease_and_sees_only_that_card(booted):
     one = booted()
     assert held() == [(one.process.pid, 0)]
@@ -121,7 +114,7 @@ def test_sglang_alone_of_two_stages_holds_its_cards_too(tmp_path, machine):
     (site / "sglang" / "__init__.py").write_text(ALONE)
     launch = pretended_sglang.launch(site, leases.request(HALF), pp_size=2)
     with bare.started(launch, DEFAULT["single"], folder=tmp_path) as running:
-        soon(lambda: "sees" in running.log.read_text())
+        wait_until(lambda: "sees" in running.log.read_text())
         assert f"sees {H100},{SECOND}\n" in running.log.read_text()
         assert held() == [(running.process.pid, 0)]
     assert held() == []
@@ -142,7 +135,7 @@ def test_a_lease_ends_with_its_host_however_it_ends(booted, ending):
         if ending.startswith("stopped"):
             one.process.send_signal(signal.SIGSTOP)
         one.process.send_signal(signal.SIGTERM if ending == "terminated" else signal.SIGKILL)
-    assert soon(lambda: held() == [])
+    wait_until(lambda: held() == [])
     assert survivors(processes) == []
 
 
@@ -151,7 +144,7 @@ def test_what_outlives_its_host_keeps_no_lease_but_is_seen_on_the_card(booted, r
     orphan = psutil.Process(one.handshakes[0]["orphan"])
     try:
         one.process.kill()
-        assert soon(lambda: held() == [])
+        wait_until(lambda: held() == [])
         assert orphan.is_running()
         machine.say(cards=[used(2048)], apps=[app(orphan.pid)])
         assert f"taken by process {orphan.pid} " in refused()
@@ -180,24 +173,25 @@ def test_a_lease_ends_with_the_control_process_that_was_killed(tmp_path):
         processes = tree(host)
         assert held() == [(host, 0)]
         control.kill()
-    assert soon(lambda: held() == [])
+    wait_until(lambda: held() == [])
     assert survivors(processes) == []
 
 
 def test_several_engines_share_a_card_and_a_third_waits_until_one_ends(booted, engine, patience):
     first, _ = booted(), booted()
     assert [slot for _, slot in held()] == [0, 1]
-    patience(30)
+    patience(300)
     third, said = engine(), []
     waiting = threading.Thread(target=lambda: third.boot(progress=said.append))
     waiting.start()
-    assert soon(lambda: any(text.startswith("waiting for a GPU lease") for text in said))
+    wait_until(lambda: any(text.startswith("waiting for a GPU lease") for text in said))
     assert f"engine process {first.process.pid} (39 GiB)" in said[0]
+    killed = time.monotonic()
     first.process.kill()
-    waiting.join(timeout=20)
+    waiting.join()
     assert third.handshakes[0]["lease"]["slot"] == 0
     assert {slot for _, slot in held()} == {0, 1}
-    assert third.boots_seconds < 5, "waiting is no part of the boot"
+    assert third.boots_seconds <= time.monotonic() - killed, "waiting is no part of the boot"
 
 
 def test_waiting_has_a_limit_and_ends_with_who_has_the_leases(booted, engine, patience):

@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 import zipfile
 from pathlib import Path
 from xml.etree import ElementTree
@@ -28,7 +27,7 @@ from cases.meta import nights, pretended_engine
 from cases.meta.command_line import call
 from cases.meta.pretended_card import app as card_user
 from cases.meta.pretended_card import used
-from cases.meta.processes import survivors, tree
+from cases.meta.processes import survivors, tree, wait_until
 from harness.cli import night as night_command
 from harness.cli import night_plan, nightly
 from harness.contract.finding_pages import issues
@@ -42,14 +41,11 @@ NIGHT = ("matrix", "--nights", "nights", "--engines", "0.5.13,0.5.23", "--cases"
 
 
 @pytest.fixture
-def work(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(envs, "current", lambda: None)
+def work(work, monkeypatch):
     for module in (nightly, night_command):
         monkeypatch.setattr(module, "today", lambda: nights.TODAY)
-    pretended_engine.furnish(tmp_path / "home")
-    return tmp_path
+    pretended_engine.furnish(work / "home")
+    return work
 
 
 def kept(root, *made):
@@ -117,9 +113,7 @@ def test_a_shard_that_was_killed_is_red_with_its_host_and_its_cells(work):
     pretended_engine.furnish(pretended, body=pretended_engine.SLEEPS)
     command = (*NIGHT[:2], "killed", *NIGHT[3:], "--shard", "2/2")
     process = pretended_engine.start(*command, cwd=work, home=pretended, PYTHONPATH=str(ROOT))
-    deadline = time.monotonic() + 60
-    while not list(work.glob("killed/*/logs/*.log")) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until(lambda: list(work.glob("killed/*/logs/*.log")), process=process)
     processes = tree(process.pid)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
@@ -130,7 +124,9 @@ def test_a_shard_that_was_killed_is_red_with_its_host_and_its_cells(work):
     (folder,) = (work / "killed").iterdir()
     assert not (folder / store.NIGHT).exists()
     done = call("night", "killed", code=3)
-    assert "never finished: it was killed, or could not write; 2 cells not reported" in done.stdout
+    shard = store.read(folder).plan
+    assert f"shard 2 of 2, 2 cells, ({shard.id} on {shard.host}) never finished: it was killed" in done.stdout
+    assert f"--resume {shard.id}" in done.stdout
     assert "shard 1 of 2 is missing" in done.stdout
     (merged,) = store.nights(work / "nights")
     assert merged.night is not None
@@ -491,7 +487,9 @@ def test_what_needs_more_gpus_than_there_are_is_not_planned_and_not_missed():
 
     def keys(cards):
         cases, families = [load("pr25109"), load("pr25015")], [FAMILIES["dp"], FAMILIES["eagle"]]
-        made = night_cells.plan(engines=["0.5.13"], cases=cases, families=families, limits=limits, cards=cards)
+        made = night_cells.plan(
+            engines=["0.5.13"], cases=cases, families=families, limits=limits, place=night_cells.Place(cards=cards)
+        )
         return {cell.key for cell in made}
 
     assert keys(None) == keys(2)

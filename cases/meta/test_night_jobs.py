@@ -7,20 +7,18 @@ import json
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from cases.meta import nights, pretended_engine, results
 from cases.meta.command_line import call
-from cases.meta.processes import survivors, tree
-from cases.meta.test_night_run import ByHand
+from cases.meta.nights import ByHand
+from cases.meta.processes import survivors, tree, wait_until
 from harness.archive.faults import WriteError
 from harness.cli import night as night_command
 from harness.cli import nightly
 from harness.contract.types import Outcome
-from harness.engines import envs
 from harness.engines.errors import EngineError
 from harness.night import store
 from harness.night.cells import Cell
@@ -189,13 +187,10 @@ def test_a_full_disk_in_a_process_ends_the_night(tmp_path):
 
 
 @pytest.fixture
-def work(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(envs, "current", lambda: None)
+def work(work, monkeypatch):
     for module in (nightly, night_command):
         monkeypatch.setattr(module, "today", lambda: nights.TODAY)
-    return tmp_path
+    return work
 
 
 def night_of(work, *more):
@@ -238,22 +233,16 @@ touch $HOME/slept-$$
 """
 
 
-def until(found, process):
-    deadline = time.monotonic() + 120
-    while not found():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_an_interrupt_ends_all_processes_and_the_night_goes_on_with_what_is_left(work):
     pretended_engine.furnish(work / "home", body=ONE_ENDS)
     command = (*NIGHT, "--jobs", "2")
     process = pretended_engine.start(*command, cwd=work, home=work / "home", HOME=str(work), TMPDIR="/tmp")
-    until(lambda: list(work.glob("nights/*/cells.jsonl")) and len(list(work.glob("slept-*"))) == 2, process)
+    wait_until(
+        lambda: list(work.glob("nights/*/cells.jsonl")) and len(list(work.glob("slept-*"))) == 2, process=process
+    )
     processes = tree(process.pid)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate()
     assert process.returncode == 3, said
     assert survivors(processes) == []
     (night,) = store.nights(work / "nights")
@@ -274,8 +263,8 @@ def test_an_interrupt_ends_all_processes_and_the_night_goes_on_with_what_is_left
 def test_a_night_that_is_killed_leaves_no_process_behind(work):
     pretended_engine.furnish(work / "home", body=ONE_ENDS)
     process = pretended_engine.start(*NIGHT, "--jobs", "2", cwd=work, home=work / "home", HOME=str(work), TMPDIR="/tmp")
-    until(lambda: len(list(work.glob("slept-*"))) == 2, process)
+    wait_until(lambda: len(list(work.glob("slept-*"))) == 2, process=process)
     processes = tree(process.pid)
     process.kill()
     process.communicate()
-    assert survivors(processes, within=30.0) == []
+    assert survivors(processes) == []

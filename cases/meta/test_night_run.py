@@ -10,15 +10,12 @@ import pytest
 from cases.boots import BY_NAME
 from cases.families import FAMILIES
 from cases.meta import results
-from cases.meta.nights import AHEAD
+from cases.meta.nights import AHEAD, ByHand
 from harness.archive.faults import WriteError
 from harness.archive.store import read_reproducer
-from harness.checks import judge
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
 from harness.driving.accept_lengths import observed_lengths
-from harness.driving.plan import Setup
-from harness.driving.results import ScenarioResult
 from harness.engines.errors import EngineError
 from harness.night import cells, mutated
 from harness.night.run import Driver
@@ -26,35 +23,6 @@ from harness.search.mutant_results import Explanation, Result, Status
 from harness.search.mutate_report import Report
 
 CAMPAIGN = results.campaign(*map(results.asked, "xyz"))
-
-
-class ByHand:
-    """Answers in the order given, the last one again and again: a way to break a trace, or an error to raise."""
-
-    def __init__(self, *answers):
-        self.answers, self.driven, self.closed = list(answers), [], 0
-        self.boots, self.waited, self.ahead, self.expected = 0, 0.0, 1, []
-
-    def launch(self, scenario, *, engine, revert):
-        return (engine, scenario.name)
-
-    def expect(self, launches, *, now):
-        self.expected += launches
-
-    def __call__(self, scenario, *, engine, revert, fresh):
-        assert fresh, "a remembered run would make every repeat agree"
-        self.driven.append(scenario.name)
-        self.boots, self.waited = self.boots + 1, self.waited + 2.5
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, Exception):
-            raise answer
-        trace, reference = results.traces(scenario, answer)
-        verdict, divergences = judge(scenario, trace, reference)
-        setup = Setup(release=engine, revert=revert)
-        return ScenarioResult.of(scenario, trace, reference, verdict, divergences, setup=setup)
-
-    def end(self):
-        self.closed += 1
 
 
 def fixed(*names, **changes):
@@ -193,7 +161,9 @@ def test_mutants_are_planned_on_a_cpu_when_they_are_asked_for():
     planned = cells.plan(engines=["0.5.23"], cases=[], families=[FAMILIES["tree"]], limits=limits)
     assert planned[-1].key == "0.5.23/mutated/tree"
     assert (planned[-1].mutants.count, planned[-1].mutants.seed) == (3, 7)
-    on_card = cells.plan(engines=["0.5.23"], cases=[], families=[FAMILIES["tree"]], limits=limits, device="cuda")
+    on_card = cells.plan(
+        engines=["0.5.23"], cases=[], families=[FAMILIES["tree"]], limits=limits, place=cells.Place(device="cuda")
+    )
     assert {cell.kind for cell in on_card} == {"fixed"}
 
 
@@ -205,7 +175,11 @@ def test_a_boot_configuration_is_a_cell_and_what_has_none_is_left_out_by_name():
     for cell in (first, *rest):
         assert len({one.boot_key() for one in cell.scenarios}) == 1
     assert [one for cell in (first, *rest) for one in cell.scenarios] == list(tree.scenarios)
-    asked = {"engines": ["0.5.13"], "families": [FAMILIES[name] for name in ("tp", "hicache")], "cards": 2}
+    asked = {
+        "engines": ["0.5.13"],
+        "families": [FAMILIES[name] for name in ("tp", "hicache")],
+        "place": cells.Place(cards=2),
+    }
     driven = {one.name for cell in cells.plan(cases=[], limits=limits, **asked) for one in cell.scenarios}
     left = {one.scenario: one.why for one in cells.left_out(**asked)}
     assert driven.isdisjoint(left)

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from cases.meta.nights import AHEAD, STOP, TODAY, cell, entry, night, over, seen
 from harness.contract.types import Outcome
-from harness.night.ci import ANNOTATIONS, BUDGET, summary, workflow_commands
-from harness.night.document import document, junit
+from harness.night.document import ANNOTATIONS, BUDGET, document, junit, summary, workflow_commands
 from harness.night.judge import judge
 from harness.night.records import first_seen
 from harness.night.text import render_cell, render_night

@@ -16,13 +16,11 @@ import pytest
 from cases.meta import pretended_wheels
 from cases.meta.command_line import call
 from cases.meta.pretended_pip import quiet
-from cases.meta.pretended_wheels import OTHER, OWN, REQUIRES, REQUIRES_TORCH, PretendedIndex, sglang_files
+from cases.meta.pretended_wheels import OTHER, OWN, REQUIRES, REQUIRES_TORCH, TORCH, PretendedIndex, sglang_files
 from harness.engines import dependencies
 from harness.engines.dependencies import EnvError
 from harness.machines import archives, bundle_contents, bundle_files, pack, prebuild
 from harness.machines.bundle import Manifest
-
-TORCH = "2.11.0+cu130"
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from cases.meta import nights, results
+from cases.meta import nights, pretended_engine, results
 from cases.meta.command_line import call
-from cases.meta.test_cli_bad_input import made, place  # noqa: F401
-from cases.meta.test_digests import FAILING, OF_A_RUN, OF_A_SCENARIO
 from harness.archive.faults import StoreError
 from harness.archive.store import RunReader
 from harness.contract import plain_files
+from harness.engines import envs
+from harness.engines.engine import Engine
 from harness.machines import bundle, bundle_files
 from harness.night import store
 
@@ -55,13 +55,22 @@ ODD = {"a named pipe": pipe, "a device": endless, "a folder": folder}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return results.store(tmp_path_factory.mktemp("runs"), *FAILING)
+    return results.store(tmp_path_factory.mktemp("runs"), *results.FAILING)
 
 
 @pytest.fixture
 def run(whole, tmp_path, monkeypatch):
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
     return shutil.copytree(whole, tmp_path / whole.name)
+
+
+@pytest.fixture
+def place(work, monkeypatch, eagle_tiny):
+    """A home where every release is ready and none may boot, and a pair to name."""
+    monkeypatch.setattr(Engine, "boot", lambda *_, **__: pytest.fail("an engine was booted"))
+    pretended_engine.furnish(work / "home", published=envs.SUPPORTED)
+    shutil.copytree(eagle_tiny.root, work / "tiny")
+    return work
 
 
 def refused(done, path, *, code=3):
@@ -73,14 +82,14 @@ def refused(done, path, *, code=3):
 
 
 @pytest.mark.parametrize("kind", ODD)
-@pytest.mark.parametrize("name", [*OF_A_RUN, *(f"pr25015/{name}" for name in OF_A_SCENARIO)])
+@pytest.mark.parametrize("name", [*results.OF_A_RUN, *(f"pr25015/{name}" for name in results.OF_A_SCENARIO)])
 def test_of_a_run(run, name, kind, tmp_path):
     _, _, file = name.rpartition("pr25015/")
     case = next(run.glob("pr25015-*"))
     path = (case if "pr25015/" in name else run) / file
     ODD[kind](path)
     refused(call("recheck", run), path)
-    if name not in OF_A_RUN:
+    if name not in results.OF_A_RUN:
         refused(call("recheck", case), path)
     refused(call("report", run, "--html", tmp_path / "page.html"), path)
     refused(call("diff", run, run), path)
@@ -94,7 +103,7 @@ def test_of_a_runs_events(run, kind):
 
 
 @pytest.mark.parametrize("kind", ODD)
-@pytest.mark.parametrize("name", ["manifest.json", *(name for name in OF_A_SCENARIO if name != "verdict.json")])
+@pytest.mark.parametrize("name", ["manifest.json", *(name for name in results.OF_A_SCENARIO if name != "verdict.json")])
 def test_of_a_reproducer(run, name, kind):
     reproducer = next((run / "reproducers").glob("pr25015-*"))
     ODD[kind](reproducer / name)
@@ -129,7 +138,7 @@ def test_of_a_nights_reproducer(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["a named pipe", "a device"])
 @pytest.mark.parametrize("side", ["target", "draft"])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_of_a_pair(place, side, name, kind):  # noqa: F811
+def test_of_a_pair(place, side, name, kind):
     path = place / "tiny" / side / name
     ODD[kind](path)
     done = call("run", "--engine", "0.5.23", "--target", "tiny/target", "--draft", "tiny/draft", code=2)
@@ -147,7 +156,7 @@ def test_of_a_pair(place, side, name, kind):  # noqa: F811
     ],
     ids=lambda typed: f"{typed[0]}-{typed[-2]}",
 )
-def test_a_device_that_is_named_itself(place, run, typed):  # noqa: F811
+def test_a_device_that_is_named_itself(place, run, typed):
     done = call(*(str(run) if part == "RUN" else part for part in typed))
     assert done.exit_code in (2, 3), done.output
     assert "/dev/zero" in done.stderr

@@ -1,6 +1,5 @@
 """The pytest plugin, in sessions of their own: options, order, engines that end, skips that say why, the count."""
 
-import os
 import re
 import subprocess
 import sys
@@ -38,23 +37,6 @@ def boot(engines, mark="one"):
 """
 
 
-@pytest.fixture
-def session(tmp_path):
-    """Runs pytest with our plugin on a test file with this text: session(text, *options, **environment)."""
-
-    def run(text, *options, **environment):
-        (tmp_path / "test_inner.py").write_text(text)
-        (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = engine\naddopts = --dist=worksteal -ra\n")
-        without = (f"-pno:{name}" for name in ("cacheprovider", "hypothesispytest", "syrupy"))
-        command = [sys.executable, "-m", "pytest", "-pharness.suite.plugin", *without, *options]
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "EAGLECHECK_"))}
-        kept.pop("CI", None)
-        kept |= {"EAGLECHECK_HOME": str(tmp_path / "home"), "COLUMNS": "200", "PYTHONPATH": str(ROOT)} | environment
-        return subprocess.run(command, cwd=tmp_path, env=kept, capture_output=True, text=True, check=False, timeout=120)
-
-    return run
-
-
 def _processes(folder):
     """Processes written down by the inner tests that still exist."""
     pids = [int(line) for line in (folder / "pids").read_text().split()]
@@ -80,8 +62,8 @@ def test_one(engines):
 """
 
 
-def test_header_names_releases_device_and_home(session, tmp_path):
-    done = session("def test_one(): pass")
+def test_header_names_releases_device_and_home(inner_session, tmp_path):
+    done = inner_session("def test_one(): pass")
     assert done.returncode == 0, done.stdout
     here = envs.current()
     release, found = ("0.5.23", "none") if here is None else (here.version, f"{here.version} (in this environment)")
@@ -98,8 +80,8 @@ def test_header_names_releases_device_and_home(session, tmp_path):
         ("--device=tpu", "invalid choice: 'tpu'"),
     ],
 )
-def test_option_that_cannot_be_is_refused_before_any_test(session, option, said):
-    done = session("def test_one(): pass", option)
+def test_option_that_cannot_be_is_refused_before_any_test(inner_session, option, said):
+    done = inner_session("def test_one(): pass", option)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert said in done.stderr
     assert "passed" not in done.stdout
@@ -114,15 +96,15 @@ def test_one(drive_scenario):
 """
 
 
-def test_release_that_is_not_installed_is_skipped_with_the_command_that_fixes_it(session):
-    done = session(WANTS_ENGINE)
+def test_release_that_is_not_installed_is_skipped_with_the_command_that_fixes_it(inner_session):
+    done = inner_session(WANTS_ENGINE)
     assert done.returncode == 0, done.stdout
     assert "SGLang 0.5.11: not installed; install it:  eaglecheck engines install 0.5.11" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["EAGLECHECK_REQUIRE_ENGINES", "CI"])
-def test_release_that_is_not_installed_fails_where_engines_are_required(session, name):
-    done = session(WANTS_ENGINE, **{name: "1"})
+def test_release_that_is_not_installed_fails_where_engines_are_required(inner_session, name):
+    done = inner_session(WANTS_ENGINE, **{name: "1"})
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "1 failed" in done.stdout
 
@@ -132,19 +114,19 @@ def test_release_that_is_not_installed_fails_where_engines_are_required(session,
     [("pass", []), ("raise KeyboardInterrupt", []), ("assert False", ["-n", "1"])],
     ids=["passed", "interrupted", "failed-under-xdist"],
 )
-def test_no_engine_outlives_the_session(session, tmp_path, ending, options):
-    done = session(BOOT + f"def test_one(engines):\n    boot(engines)\n    {ending}\n", *options)
+def test_no_engine_outlives_the_session(inner_session, tmp_path, ending, options):
+    done = inner_session(BOOT + f"def test_one(engines):\n    boot(engines)\n    {ending}\n", *options)
     assert done.returncode != pytest.ExitCode.USAGE_ERROR, done.stderr
     assert survivors(_processes(tmp_path)) == []
 
 
-def test_no_engine_outlives_a_worker_that_dies(session, tmp_path):
-    done = session(BOOT + "import os\ndef test_one(engines):\n    boot(engines)\n    os._exit(1)\n", "-n", "1")
+def test_no_engine_outlives_a_worker_that_dies(inner_session, tmp_path):
+    done = inner_session(BOOT + "import os\ndef test_one(engines):\n    boot(engines)\n    os._exit(1)\n", "-n", "1")
     assert "1 failed" in done.stdout
     assert survivors(_processes(tmp_path)) == []
 
 
-def test_engine_is_reused_until_another_is_asked_for_or_it_died(session):
+def test_engine_is_reused_until_another_is_asked_for_or_it_died(inner_session):
     text = """
 def test_one(engines):
     first = boot(engines)
@@ -156,12 +138,12 @@ def test_one(engines):
     assert boot(engines, "other") is not second
     assert engines.boots == 3
 """
-    done = session(BOOT + text)
+    done = inner_session(BOOT + text)
     assert done.returncode == 0, done.stdout
 
 
-def test_failing_test_names_the_divergence_and_what_to_type_and_junit_says_the_same(session, tmp_path):
-    done = session(FAILING, f"--junitxml={tmp_path / 'out.xml'}")
+def test_failing_test_names_the_divergence_and_what_to_type_and_junit_says_the_same(inner_session, tmp_path):
+    done = inner_session(FAILING, f"--junitxml={tmp_path / 'out.xml'}")
     assert done.returncode == 1
     assert "draft position differs" in done.stdout
     (folder,) = (tmp_path / "runs" / "reproducers").iterdir()
@@ -172,7 +154,9 @@ def test_failing_test_names_the_divergence_and_what_to_type_and_junit_says_the_s
     assert found["eaglecheck.signature"] == "POSITION:positions:DRAFT:one-ahead"
 
 
-def test_tests_of_a_release_and_of_a_boot_run_together_those_that_end_their_engine_and_those_of_many_last(session):
+def test_tests_of_a_release_and_of_a_boot_run_together_those_that_end_their_engine_and_those_of_many_last(
+    inner_session,
+):
     text = """
 import pytest
 from cases.programs import DEFAULT, program
@@ -190,7 +174,7 @@ def test_many(release, scenario): pass
 @pytest.mark.engine(boot=boot)
 def test_late(): pass
 """
-    done = session(text, "--collect-only", "-q")
+    done = inner_session(text, "--collect-only", "-q")
     names = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
     many = [f"test_many[{name}]" for name in ("s-0.5.23", "f-0.5.23")]
     assert names[:5] == [*many, "test_late", "test_killer", "test_many[o-0.5.23]"]
@@ -208,14 +192,14 @@ def test_many(number):
 """
 
 
-def test_test_that_kills_its_worker_costs_one_failure_and_the_session_is_complete(session):
-    done = session(KILLER, "-n", "2")
+def test_test_that_kills_its_worker_costs_one_failure_and_the_session_is_complete(inner_session):
+    done = inner_session(KILLER, "-n", "2")
     assert "1 failed, 59 passed" in done.stdout
     assert "incomplete" not in done.stdout
 
 
-def test_session_that_left_tests_unreported_says_how_many_and_leaves_with_its_own_exit(session):
-    done = session(KILLER, "-n", "2", "--max-worker-restart=0")
+def test_session_that_left_tests_unreported_says_how_many_and_leaves_with_its_own_exit(inner_session):
+    done = inner_session(KILLER, "-n", "2", "--max-worker-restart=0")
     (said,) = [line for line in done.stdout.splitlines() if line.startswith("incomplete: ")]
     missing, planned = map(int, re.findall(r"\d+", said)[:2])
     counted = sum(map(int, re.findall(r"(\d+) (?:passed|failed)", done.stdout.splitlines()[-1])))
@@ -238,13 +222,13 @@ def test_many(number):
 """
 
 
-def test_test_that_is_reported_as_error_and_then_as_passed_fails_the_session(session, tmp_path):
-    done = session(ONCE, "-n", "2", "--dist=loadfile", f"--junitxml={tmp_path / 'out.xml'}")
+def test_test_that_is_reported_as_error_and_then_as_passed_fails_the_session(inner_session, tmp_path):
+    done = inner_session(ONCE, "-n", "2", "--dist=loadfile", f"--junitxml={tmp_path / 'out.xml'}")
     assert "incomplete: 1 test reported more than once: test_inner.py::test_many[3]" in done.stdout, done.stdout
     assert done.returncode == INCOMPLETE
 
 
-def test_session_that_lost_a_report_fails_although_every_reported_test_passed(session):
+def test_session_that_lost_a_report_fails_although_every_reported_test_passed(inner_session):
     text = """
 import pytest
 @pytest.fixture(autouse=True)
@@ -253,23 +237,23 @@ def lost(request):
     request.config.stash[COMPLETENESS].plan(["test_inner.py::test_one", "test_inner.py::test_gone"])
 def test_one(): pass
 """
-    done = session(text)
+    done = inner_session(text)
     assert done.returncode == INCOMPLETE
     assert "1 passed" in done.stdout
     assert "incomplete: 1 test planned and not reported, of 2: test_inner.py::test_gone" in done.stdout
 
 
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "xdist"])
-def test_stopping_at_the_first_failure_is_said_and_stays_a_failure(session, workers):
+def test_stopping_at_the_first_failure_is_said_and_stays_a_failure(inner_session, workers):
     text = "import pytest\n@pytest.mark.parametrize('n', range(200))\ndef test_one(n): assert n != 1\n"
-    done = session(text, "-x", *workers)
+    done = inner_session(text, "-x", *workers)
     assert "planned and not reported, of 200" in done.stdout
     assert "--maxfail" in done.stdout
     assert done.returncode in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
 
 
-def test_same_id_planned_twice_may_be_reported_twice(session):
-    done = session("def test_one(): pass", "--keep-duplicates", "test_inner.py", "test_inner.py")
+def test_same_id_planned_twice_may_be_reported_twice(inner_session):
+    done = inner_session("def test_one(): pass", "--keep-duplicates", "test_inner.py", "test_inner.py")
     assert "2 passed" in done.stdout
     assert (done.returncode, "incomplete" in done.stdout) == (0, False), done.stdout
 
@@ -295,8 +279,8 @@ def test_other():
 
 
 @pytest.mark.parametrize("family", ["tree", "mtp", "dp"])
-def test_a_family_is_the_same_for_pytest_run_and_nights(session, family):
-    done = session(OF_FAMILIES, "test_inner.py", "--family", family, "-s")
+def test_a_family_is_the_same_for_pytest_run_and_nights(inner_session, family):
+    done = inner_session(OF_FAMILIES, "test_inner.py", "--family", family, "-s")
     ids = re.findall(r"ID (\w+)", done.stdout)
     assert ids == [one.id for one in choose_scenarios([], [], family)]
     cells = plan(
@@ -306,8 +290,8 @@ def test_a_family_is_the_same_for_pytest_run_and_nights(session, family):
     assert f"{len(ids)} passed, 1 deselected" in done.stdout
 
 
-def test_without_a_family_a_few_of_some_are_driven_beside_everything_else(session):
-    done = session(OF_FAMILIES)
+def test_without_a_family_a_few_of_some_are_driven_beside_everything_else(inner_session):
+    done = inner_session(OF_FAMILIES)
     assert f"{sum(len(family.some) for family in FAMILIES.values()) + 1} passed" in done.stdout
 
 
@@ -319,8 +303,8 @@ def test_without_a_family_a_few_of_some_are_driven_beside_everything_else(sessio
         (("--family", "mtp", "--assume", "F-10"), "unknown finding 'F-10'; did you mean 'F-010'"),
     ],
 )
-def test_a_family_or_an_assumption_that_nobody_knows_is_refused(session, options, words):
-    done = session(OF_FAMILIES, *options)
+def test_a_family_or_an_assumption_that_nobody_knows_is_refused(inner_session, options, words):
+    done = inner_session(OF_FAMILIES, *options)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert words in done.stderr
 
@@ -328,7 +312,7 @@ def test_a_family_or_an_assumption_that_nobody_knows_is_refused(session, options
 def test_a_family_collects_no_file_but_that_of_its_tests():
     """Neither their time nor what others import: without [dev] that is not there."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "--family", "mtp"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     found = [line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line]
     assert len(found) == len(FAMILIES["mtp"].scenarios)
     assert {*found} == {"cases/engine/test_family_scenarios.py"}

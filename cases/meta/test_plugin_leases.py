@@ -12,7 +12,6 @@ import pytest
 
 from cases.meta import pretended_sglang
 from cases.meta.pretended_card import H100, IDLE, IDLE_SECOND, app, used
-from cases.meta.test_plugin import session  # noqa: F401
 from harness.both_sides import lease_files
 from harness.suite.plugin import pytest_xdist_auto_num_workers
 
@@ -37,13 +36,13 @@ def boot(engines):
 
 
 @pytest.fixture
-def run(session, tmp_path, machine):  # noqa: F811
+def run(inner_session, tmp_path, machine):
     """run(text, *options, **environment): an inner session on the machine's cards."""
     site = pretended_sglang.furnish(tmp_path / "site")
 
     def inner(text, *options, **environment):
         given = {**machine.environment, **environment}
-        return session(INNER.format(site=str(site)) + text, "--device=cuda", *options, **given)
+        return inner_session(INNER.format(site=str(site)) + text, "--device=cuda", *options, **given)
 
     return inner
 
@@ -123,8 +122,8 @@ def test_what_cannot_be_on_this_machine_is_refused_before_any_test(run, machine,
     assert "Traceback" not in done.stderr
 
 
-def test_a_share_without_a_gpu_says_nothing_and_is_refused(session):  # noqa: F811
-    done = session(PLAIN, "--gpu-share=4")
+def test_a_share_without_a_gpu_says_nothing_and_is_refused(inner_session):
+    done = inner_session(PLAIN, "--gpu-share=4")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "leave it out, or add --device cuda" in done.stderr
 

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from cases.checkpoints import make
+from cases.meta.published import tokens_of
 from cases.oss_weights import HalfOssRecipe
 from cases.pairs import RECIPES
 from cases.trained_weights import TrainedRecipe
@@ -27,7 +28,7 @@ CLOSE = 2e-5
 PAIRS = sorted(
     name
     for name, recipe in RECIPES.items()
-    # of float16 (test_trained), and the weights of others (test_families)
+    # of float16 (test_trained_weights), and the weights of others (test_families)
     if recipe.algorithm == "EAGLE3" and not isinstance(recipe, TrainedRecipe | HalfOssRecipe)
 )
 
@@ -104,13 +105,9 @@ def layers_of(name):
     return recipe.aux_layers if recipe.aux_layers is not None else (1, 3, 4)
 
 
-def tokens_of(length, seed=0):
-    return torch.randint(512, (length,), generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.mark.parametrize("length", [1, 2, 40])
 def test_features_states_and_logits_equal_the_assembled_head(pair, length):
-    tokens = tokens_of(length + 1, seed=length)
+    tokens = tokens_of(length + 1, 512, seed=length)
     target = load_llama(pair.target)
     head = Eagle3Head.load(pair.draft, target)
     theirs, hf = features_by_hf(pair.target, tokens[:-1], layers_of(pair.name))
@@ -198,7 +195,7 @@ def uneven(*shape, seed=5):
 
 
 def answers(pair, folder):
-    tokens, target = tokens_of(31), load_llama(pair.target)
+    tokens, target = tokens_of(31, 512), load_llama(pair.target)
     head = Eagle3Head.load(folder, target)
     features = head.features(target.hidden_states(tokens[:-1]))
     g, _ = head.forward(tokens[1:], head.enter(features), torch.arange(30), Sight.causal(30))
@@ -212,7 +209,9 @@ def test_the_residual_may_start_after_the_norm(tiny, tmp_path):
     features, entered, g, _ = answers(tiny, folder)
     assembled, hf = Assembled(folder, features.shape[1]), AutoModelForCausalLM.from_pretrained(tiny.target)
     with torch.no_grad():
-        theirs = assembled(hf.model.embed_tokens(tokens_of(31)[1:]), entered, Sight.causal(30).mask(slice(0, 30), 0))
+        theirs = assembled(
+            hf.model.embed_tokens(tokens_of(31, 512)[1:]), entered, Sight.causal(30).mask(slice(0, 30), 0)
+        )
     assert torch.allclose(g, theirs, rtol=0, atol=CLOSE)
     plain = rewritten(tiny, tmp_path / "p", {}, {"midlayer.hidden_norm.weight": uneven(64)})
     assert not torch.allclose(answers(tiny, plain)[2], g, atol=1e-2), "the switch changes nothing"

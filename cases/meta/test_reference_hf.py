@@ -11,9 +11,9 @@ from torch.nn.functional import linear
 
 from cases.checkpoints import make
 from cases.meta.handmade import asking
+from cases.meta.published import peak_of
 from cases.meta.sessions import SPECS, assert_same_rows, request_of
 from cases.meta.speculating import FreeSession
-from cases.meta.test_footprint import peak_of
 from harness.contract.requests import RequestSpec
 from harness.driving.checkpoint_files import read_checkpoint
 from harness.driving.footprint import footprint

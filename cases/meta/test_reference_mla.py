@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3ForCausalLM, DeepseekV32ForCausalLM
 
-from cases.meta.test_reference_model import assert_like_hf, tokens_of
-from harness.defects.unseen_round import UnseenRound
+from cases.meta.published import assert_like_hf, tokens_of
+from harness.defects.draft_attention import UnseenRound
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError
 from reference.draft import Forced, Reading, draft

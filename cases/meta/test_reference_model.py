@@ -11,6 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from cases.hybrid_weights import HybridRecipe
 from cases.mamba_weights import MambaRecipe
+from cases.meta.published import assert_like_hf, tokens_of
 from cases.mla_weights import LatentRecipe
 from cases.pairs import RECIPES
 from cases.table_weights import TableRecipe
@@ -36,20 +37,6 @@ PLAIN = [
 @pytest.fixture(scope="module", params=PLAIN)
 def pair(request, made_pair):
     return made_pair(request.param)
-
-
-def tokens_of(length, vocab, seed=0):
-    return torch.randint(vocab, (length,), generator=torch.Generator().manual_seed(seed))
-
-
-def assert_like_hf(target, hf, tokens):
-    with torch.no_grad():
-        theirs = hf(tokens[None], output_hidden_states=True)
-    states = target.hidden_states(tokens)
-    assert len(states) == len(theirs.hidden_states)
-    for index, (mine, other) in enumerate(zip(states, theirs.hidden_states, strict=True)):
-        assert torch.allclose(mine, other[0], rtol=0, atol=CLOSE), f"hidden state {index} differs from HF"
-    assert torch.allclose(target.logits(states[-1]), theirs.logits[0], rtol=0, atol=CLOSE), "logits differ from HF"
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 64, 200])

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.make_real_size import SHAPES, make
 from cases.meta.pretended_card import IDLE, IDLE_SECOND, app, used
-from cases.meta.test_footprint import SMALL
+from cases.meta.published import SMALL_SHAPE
 from harness.both_sides import leases
 from harness.cli import prepare
 from harness.contract.requests import RequestSpec
@@ -32,7 +32,7 @@ SCENARIO = Scenario(
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    shape = replace(SHAPES["llama-1b"], vocab=4000, **SMALL)
+    shape = replace(SHAPES["llama-1b"], vocab=4000, **SMALL_SHAPE)
     made = make("llama-1b", tmp_path_factory.mktemp("pair"), seed=1, device="cpu", plain=True, shape=shape)
     return own_pair(made / "target", made / "draft")
 

@@ -10,11 +10,11 @@ import pytest
 
 from cases.meta import page_runs, results
 from cases.meta.command_line import call
-from cases.meta.test_cli_recheck import stable
 from harness.checks.findings import group
-from reports.markdown import LIMIT, block, code, render_markdown
+from reports.markdown import LIMIT, render_markdown
 from reports.page import Beside, linked, render_page
 from reports.page_data import embedded
+from reports.prose import block, code
 from reports.reading import read_report
 
 CELL = {
@@ -73,15 +73,9 @@ FAILING = (("single", results.sound), ("pr25015", results.one_ahead), ("pr26329"
 PASSING = (("single", results.sound), ("pr25015", results.sound), ("pr26329", results.sound))
 
 
-@pytest.fixture
-def work(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def steady(text):
     """Without what differs from run to run."""
-    text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", "2026-11-28T00:36:00+00:00", stable(text))
+    text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", "2026-11-28T00:36:00+00:00", results.stable(text))
     return re.sub(r"-[0-9a-f]{12}(?=[^0-9a-f])", f"-{results.ID}", text)
 
 

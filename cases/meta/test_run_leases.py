@@ -11,7 +11,6 @@ import pytest
 from cases.meta import pretended_engine
 from cases.meta.command_line import call
 from cases.meta.pretended_card import app, used
-from harness.engines import envs
 
 #: An interpreter that runs the real engine host; a lease is taken before it looks for SGLang.
 HOST = f'exec {sys.executable} "$@"'
@@ -20,12 +19,9 @@ BOTH = ("--scenario", "single", "--scenario", "pr25015")
 
 
 @pytest.fixture
-def work(tmp_path, monkeypatch, machine):
-    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(envs, "current", lambda: None)
-    monkeypatch.chdir(tmp_path)
-    pretended_engine.furnish(tmp_path / "home", body=HOST)
-    return tmp_path
+def work(work, machine):
+    pretended_engine.furnish(work / "home", body=HOST)
+    return work
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from harness.archive.faults import TraceError
 from harness.archive.trace_io import OLD_NAMES, plain, read_trace, trace_files, write_trace
 from harness.archive.trace_table import arrow_schema
 from harness.contract.json_files import VERSIONS
-from harness.contract.rows import INT_COLUMNS, RowBuilder
+from harness.contract.rows import RowBuilder
 from harness.contract.trace import TRACE_SCHEMA, Event, Trace
 
 INTS = st.integers(-(2**62), 2**62)
@@ -29,25 +29,6 @@ WORDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
 #: What nobody reads of headers and events; what is read is held to its type or to today's name, as other tests show.
 READ = {*event_facts.KEYS_READ, *facts.KEYS_READ, *OLD_NAMES, *VERSIONS}
 UNREAD = WORDS.filter(lambda key: key not in READ)
-
-
-def assert_same(one, other):
-    assert (one.side, one.scenario_id, one.header) == (other.side, other.scenario_id, other.header)
-    assert (one.rounds, one.ends, one.events) == (other.rounds, other.ends, other.events)
-    for name in INT_COLUMNS:
-        np.testing.assert_array_equal(one.rows.ints[name], other.rows.ints[name])
-        assert other.rows.ints[name].dtype == np.int64
-    for name, column in one.rows.strings.items():
-        assert column.tolist() == other.rows.strings[name].tolist()
-    np.testing.assert_array_equal(one.rows.floats["lse"], other.rows.floats["lse"])
-    for name, column in one.rows.lists.items():
-        assert len(column) == len(other.rows.lists[name])
-        for mine, theirs in zip(column, other.rows.lists[name], strict=True):
-            np.testing.assert_array_equal(mine, theirs)
-            assert mine.dtype == theirs.dtype
-    assert set(one.tensors) == set(other.tensors)
-    for name, tensor in one.tensors.items():
-        np.testing.assert_array_equal(tensor, other.tensors[name])
 
 
 @pytest.fixture
@@ -60,8 +41,8 @@ def stored(tmp_path):
 
 def test_both_sides_come_back_unchanged(stored):
     folder, engine, reference = stored
-    assert_same(engine, read_trace(folder, "engine"))
-    assert_same(reference, read_trace(folder, "reference"))
+    handmade.assert_same(engine, read_trace(folder, "engine"))
+    handmade.assert_same(reference, read_trace(folder, "reference"))
 
 
 def test_reading_leaves_no_thread_behind(stored):
@@ -126,7 +107,7 @@ def traces(draw):
 def test_any_trace_comes_back_unchanged(tmp_path_factory, trace):
     folder = tmp_path_factory.mktemp("any")
     write_trace(folder, trace)
-    assert_same(trace, read_trace(folder, trace.side))
+    handmade.assert_same(trace, read_trace(folder, trace.side))
 
 
 def test_numbers_that_json_lacks_become_text_that_float_reads():

@@ -17,8 +17,7 @@ import pytest
 
 from cases.meta.command_line import call
 from cases.meta.pretended_pip import quiet
-from cases.meta.pretended_wheels import REQUIRES_TORCH, PretendedIndex
-from cases.meta.test_pack import TORCH
+from cases.meta.pretended_wheels import REQUIRES_TORCH, TORCH, PretendedIndex
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.engines import dependencies, envs
 from harness.engines.dependencies import EnvError

@@ -1,20 +1,25 @@
-"""Git, asked about a checkout that is not ours, and the line of its commits to search along.
+"""Git, asked about a checkout that is not ours: the line of its commits to search along, and worktrees of them.
 
-Nothing here changes its files, its branches or its bisect.
-
-It must not know about releases, engines or verdicts.
+Nothing here changes its files, its branches or its bisect. Worktrees are in a folder of our own and go again; what a
+killed search left is removed by the next. It must not know about releases or verdicts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from harness.bisect.search import Direction
 from harness.contract.usage import UsageError
+from harness.engines.dependencies import home
+from harness.engines.temporary_folders import TemporaryFolder, abandoned
 
 #: The user's hooks, garbage collection and advice are not for our worktrees.
 QUIET = ("-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0", "-c", "advice.detachedHead=false")
@@ -22,6 +27,8 @@ QUIET = ("-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0", "-c", "advice.deta
 PYTHON = "python"
 PROJECT = f"{PYTHON}/pyproject.toml"
 PACKAGE = f"{PYTHON}/sglang/__init__.py"
+#: Beside worktrees: a file with the folder of their repository.
+REPOSITORY = "repository"
 
 
 class GitError(Exception):
@@ -118,9 +125,72 @@ def open_repository(path: Path) -> Repository:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Worktrees:
+    """A folder for the worktrees of one search."""
+
+    folder: Path
+    repository: Repository
+
+    @contextlib.contextmanager
+    def tree(self, commit: str, *, compiled: Path | None = None) -> Iterator[Path]:
+        """The commit's Python files in a worktree that no other commit ever had: compiled files cannot be stale.
+
+        compiled: a release's package, whose compiled modules are put where the Python files look for them, as links.
+        """
+        path = self.folder / f"{commit[:12]}-{secrets.token_hex(2)}"
+        self.repository.git("worktree", "add", "--detach", "--no-checkout", str(path), commit)
+        try:
+            self.repository.git("checkout", "--quiet", commit, "--", PYTHON, at=path)
+            if compiled is not None:
+                _link(compiled, path / PYTHON / "sglang")
+            yield path / PYTHON
+        finally:
+            _remove(self.repository, path)
+
+
+@contextlib.contextmanager
+def worktrees(repository: Repository) -> Iterator[Worktrees]:
+    """A folder under EAGLECHECK_HOME, removed with every worktree in it."""
+    root = home() / "bisect"
+    root.mkdir(parents=True, exist_ok=True)
+    with abandoned(root) as found:
+        for folder in found:
+            _clear(folder)
+    with TemporaryFolder(root=root) as name:
+        folder = Path(name)
+        (folder / REPOSITORY).write_text(str(repository.folder))
+        try:
+            yield Worktrees(folder=folder, repository=repository)
+        finally:
+            _clear(folder)
+
+
+def _link(package: Path, into: Path) -> None:
+    for built in package.rglob("*.so"):
+        there = into / built.relative_to(package)
+        if there.parent.is_dir() and not there.exists():
+            there.symlink_to(built)
+
+
+def _clear(folder: Path) -> None:
+    """Remove it, and its worktrees as git wants them removed."""
+    for path in folder.glob("*/.git"):
+        _remove(Repository(folder=Path((folder / REPOSITORY).read_text())), path.parent)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove(repository: Repository, path: Path) -> None:
+    try:
+        repository.git("worktree", "remove", "--force", "--force", str(path))
+    except GitError:  # the repository itself may be gone
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Commits:
     """Commits that touch the Python files, from one full id to another that contains it."""
 
+    over: ClassVar[str] = "commits"
     repository: Repository
     old: str
     new: str
@@ -143,6 +213,9 @@ class Commits:
 
     def label(self, name: str) -> str:
         return name[:12]
+
+    def title(self, name: str) -> str:
+        return self.repository.title(name)
 
 
 def checkout(path: Path) -> Repository:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
+
+from harness.contract.usage import UserError
 
 Call = Literal["bad", "good", "unknown"]
 #: broken: the older end is good, so the search is for the first bad one. fixed: the other way round.
@@ -36,7 +38,12 @@ class Tried:
 
 
 class Line(Protocol):
-    """Versions in order of age, from the older end to the newer one."""
+    """Versions in order of age, from the older end to the newer one. over: what they are, in one word."""
+
+    over: ClassVar[str]
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
 
     @property
     def old(self) -> str: ...
@@ -53,11 +60,15 @@ class Line(Protocol):
     def label(self, name: str) -> str:
         """A version as people write it."""
 
+    def title(self, name: str) -> str:
+        """What it says of itself, empty for nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Releases:
     """The line of published releases, oldest first, two or more."""
 
+    over: ClassVar[str] = "releases"
     names: tuple[str, ...]
 
     @property
@@ -79,6 +90,9 @@ class Releases:
 
     def label(self, name: str) -> str:
         return name
+
+    def title(self, name: str) -> str:
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +135,7 @@ class Answer:
         return min(1.0, sum(one.risk for one in self.tried if one.call == "good"))
 
 
-class NoAnswer(Exception):
+class NoAnswer(UserError):
     """The two ends are not what they were named for; `tried` is what is known of them."""
 
     def __init__(self, what: str, tried: Sequence[Tried]) -> None:
@@ -135,6 +149,8 @@ class NoChange(NoAnswer):
 
 class EndUnknown(NoAnswer):
     """One end cannot be judged, so there is nothing to search between."""
+
+    exit_code = 3
 
 
 Judge = Callable[[str], Tried]

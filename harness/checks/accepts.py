@@ -18,8 +18,8 @@ from typing import Any
 from harness.checks.evidence import Evidence, Table, tabulate
 from harness.checks.registry import CheckResult, register
 from harness.checks.set_aside import unread
-from harness.contract.batches import Share
-from harness.contract.noise import ALLOWANCE, DIFFERENCE, TIE_MULTIPLE
+from harness.contract.batches import Share, share_of
+from harness.contract.noise import TIE_MULTIPLE
 from harness.contract.providers import is_witness
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Kind, Phase, Policy
@@ -30,7 +30,7 @@ SAMPLED = "sampled"
 #: softmax of two float32 programs differs by a few 1e-7 of a probability.
 ARITHMETIC = 1e-5
 #: One farther away than this never does: in half precision a logit is off by up to a few 1e-2. In between it may where
-#: rounding reaches that end (see `_reached`).
+#: rounding reaches that end (see `tie_margin`).
 NEAREST = {"float32": ARITHMETIC, "float16": 2e-2, "bfloat16": 1e-1}
 
 #: (token, node that chose it), in order of commitment.
@@ -191,10 +191,9 @@ def _judge_first(evidence: Evidence, row: int, decided: dict[str, Any], result: 
 def _walks(evidence: Evidence, rids: set[str], event: str, *, nothing: str) -> CheckResult:
     """Committed tokens of some requests against what the reference committed, where an event says how near it was."""
     result = CheckResult()
-    assert evidence.reference is not None
-    if not rids or is_witness(evidence.reference.header):
+    if not rids or is_witness(evidence.truth.header):
         return result  # it knows no probabilities: the verdict says so
-    decided, truth = _decided(evidence.reference, Phase.ACCEPT, event), tabulate(evidence.reference.rows)
+    decided, truth = _decided(evidence.truth, Phase.ACCEPT, event), tabulate(evidence.truth.rows)
     left = list[str]()
     for share, rows in evidence.table.each(Phase.ACCEPT):
         if share[1] in rids and share in decided:
@@ -215,43 +214,26 @@ def judged_walks(evidence: Evidence) -> frozenset[Share]:
     drawn = _drawn_rounds(evidence)
     tied = {share for share, nodes in evidence.table.each(Phase.VERIFY) if _drawn_ties(evidence, share, nodes, drawn)}
     return frozenset(
-        tied | {share for share, data in decided.items() if data.get("keys") or data["margin"] < _limit(evidence, data)}
+        tied
+        | {share for share, data in decided.items() if data.get("keys") or data["margin"] < tie_margin(evidence, data)}
     )
 
 
-def usual_draws(evidence: Evidence) -> float:
-    """How many draws rounding turns around, as expected, by how near each came to the end of an interval.
-
-    Of a flat distribution over many tokens every interval is narrow, and a draw falls either way half the time. What is
-    nearer than a limit may be a tie; a limit is four standard deviations.
-    """
-    assert evidence.reference is not None
-    found = 0.0
-    for event in evidence.reference.named("sampled", "ruled"):
-        if not evidence.scenario.request(event.data["rid"]).greedy:
-            data = event.data
-            away = float(data["margin"]) / (_limit(evidence, data) / 4)
-            if "spread" in data:
-                away = max(away, _reach(data) / (ALLOWANCE * DIFFERENCE * _noise(evidence, data["rid"])))
-            found += math.erfc(away / math.sqrt(2)) / 2
-    return found
-
-
-def _limit(evidence: Evidence, decided: dict[str, Any]) -> float:
+def tie_margin(evidence: Evidence, decided: dict[str, Any]) -> float:
     """Margins nearer than this are ties: of probability where something was drawn, of logits else."""
     if not evidence.scenario.request(decided["rid"]).greedy:
         most = NEAREST.get(evidence.dtype, NEAREST["bfloat16"])
-        reached = "spread" not in decided or _reach(decided) < TIE_MULTIPLE * _noise(evidence, decided["rid"])
+        reached = "spread" not in decided or reach(decided) < TIE_MULTIPLE * noise_of(evidence, decided["rid"])
         return most if reached else ARITHMETIC
     return evidence.choice_limit(decided["rid"])
 
 
-def _reach(decided: dict[str, Any]) -> float:
+def reach(decided: dict[str, Any]) -> float:
     """How far the nearest end of an interval is, as the margin of two logits that errors turn around as easily."""
     return math.sqrt(2) * float(decided["distance"]) / float(decided["spread"])
 
 
-def _noise(evidence: Evidence, rid: str) -> float:
+def noise_of(evidence: Evidence, rid: str) -> float:
     """What rounding does to the greatest of a row's top logits, as the ends of a request's intervals show it."""
     return max(evidence.choice_limit(rid) / TIE_MULTIPLE, evidence.end_noise, sys.float_info.min)
 
@@ -262,8 +244,7 @@ def _decided(reference: Trace, phase: Phase, *names: str) -> dict[Share, dict[st
     A stored margin without end is a word.
     """
     return {
-        (event.dp_rank, event.data["rid"], event.data["attempt"], event.data["committed"]): event.data
-        | {"margin": float(event.data["margin"])}
+        share_of(event): event.data | {"margin": float(event.data["margin"])}
         for event in reference.named(*(names or ("sampled", "ruled")))
         if event.data.get("phase", Phase.ACCEPT) == phase
     }
@@ -302,7 +283,7 @@ def _judge_sampled(
 
 
 def _decide(evidence: Evidence, found: Divergence, decided: dict[str, Any], result: CheckResult) -> None:
-    result.decide(replace(found, policy=Policy.TIE, margin=decided["margin"]), limit=_limit(evidence, decided))
+    result.decide(replace(found, policy=Policy.TIE, margin=decided["margin"]), limit=tie_margin(evidence, decided))
 
 
 def _difference(found: Walk, expected: Walk) -> tuple[int, Kind, str, int, int] | None:

@@ -89,7 +89,7 @@ def _same(said: Any, value: Any) -> bool:
 
 def _usage(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> dict[str, Any]:
     """Tokens read, generated and not computed, and how often it began anew."""
-    attempts = [parts for (rid, _), parts in sorted(evidence.parts.items()) if rid == request.rid]
+    attempts = evidence.attempts(request.rid)
     found: dict[str, Any] = {"prompt_tokens": len(request.input_ids), "completion_tokens": len(end.output_ids)}
     if not attempts:
         return found  # aborted before it ran
@@ -155,7 +155,7 @@ def _accepted(evidence: Evidence, request: RequestSpec, part: Part) -> int | Non
 
 def _kept(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> Iterator[Part]:
     """Its verifies, without those of which it has no token: in flight when it ended, or when it was retracted."""
-    attempts = [parts for (rid, _), parts in sorted(evidence.parts.items()) if rid == request.rid]
+    attempts = evidence.attempts(request.rid)
     if not attempts:
         return
     known = [_known(parts) for parts in attempts[1:]] + [len(request.input_ids) + len(end.output_ids)]
@@ -193,7 +193,8 @@ def check_streamed(evidence: Evidence) -> CheckResult:
         whole = Piece(output_ids=end.output_ids, meta=answer.meta)
         faults = [fault for piece, after in pairwise((*answer.pieces, whole)) for fault in _broken(piece, after)]
         faults += _spaced(evidence, request, answer)
-        if (request.stream_interval or 1) > 1 and not _sent(evidence, request.rid) and _verifies(evidence, request) > 2:
+        verifies = sum(part.record.mode == "DECODE" for part in evidence.parts_of(request.rid))
+        if (request.stream_interval or 1) > 1 and not _sent(evidence, request.rid) and verifies > 2:
             result.unknown.append(f"interval of the stream of {request.rid} not judged: nothing says what was sent")
         for place, (hint, observed, expected) in faults:
             index = len(request.input_ids) + place
@@ -225,11 +226,6 @@ def _sent(evidence: Evidence, rid: str) -> list[tuple[int, int]]:
     """Tokens that left for the client, and all that there were, at each step in which the probe saw it."""
     turns = (event.data.get("sent", {}) for event in evidence.engine.named("turn"))
     return [(int(sent[rid][0]), int(sent[rid][1])) for sent in turns if rid in sent]
-
-
-def _verifies(evidence: Evidence, request: RequestSpec) -> int:
-    own = (parts for (rid, _), parts in evidence.parts.items() if rid == request.rid)
-    return sum(part.record.mode == "DECODE" for parts in own for part in parts)
 
 
 def _broken(piece: Piece, after: Piece) -> Iterator[tuple[int, tuple[str, object, object]]]:

@@ -1,7 +1,13 @@
-"""Checks that cached rows stay what was written: the engine's own cache, compared with itself by the probe.
+"""Checks that cached rows stay what was written, come back from the host as they were, and go when they must.
+
+No values are compared here but by the probe, which compares the engine's own cache with itself.
 
 A row that something writes over shows in whatever attends it, a request's last row for instance, in a later forward.
 Here it is named itself, by its position (event 'changed', `harness.engine_side.probes.cached_rows`).
+
+What is loaded from the host for a request are the rows of its own prefix. Which row lies in which slot, of the device
+and of the host, follows from the rows that were written and from the copies that the probe saw begin (event 'host',
+`harness.engine_side.probes.host_probe`).
 
 An engine begins a scenario with an empty cache. A flush, new weights and released memory empty it again. A prompt may
 start from KV of a text only where some request of the scenario had that text since, with the same adapter.
@@ -11,9 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from harness.checks.evidence import Evidence
 from harness.checks.pools import NOBODY, Forward, Pools, forwards
 from harness.checks.registry import CheckResult, register
+from harness.contract.align import Ints
+from harness.contract.batches import Share, copies, shares_of
 from harness.contract.trace import Event
 from harness.contract.types import Divergence, Key, Kind, Phase
 
@@ -40,16 +50,10 @@ def _moment(event: Event) -> tuple[int, int, str, int]:
 
 
 def _found(event: Event, forward: Forward, pools: Pools) -> list[Divergence]:
-    data = event.data
-    shares = zip(data["rids"], data["attempts"], data["committed"], data["slots"], strict=True)
-    return [
-        _divergence(forward, pools, (event.dp_rank, rid, attempt, committed), slots)
-        for rid, attempt, committed, slots in shares
-        if slots
-    ]
+    return [_divergence(forward, pools, share, slots) for share, slots in shares_of(event, "slots") if slots]
 
 
-def _divergence(forward: Forward, pools: Pools, share: tuple[int, str, int, int], slots: list[int]) -> Divergence:
+def _divergence(forward: Forward, pools: Pools, share: Share, slots: list[int]) -> Divergence:
     """Of one request: the first of its changed slots, and how many there are."""
     held = {slot: pools.held(forward.pool, slot) for slot in slots}
     slot = min(slots, key=lambda slot: (held[slot] == NOBODY, held[slot]))
@@ -62,6 +66,51 @@ def _divergence(forward: Forward, pools: Pools, share: tuple[int, str, int, int]
         observed="other values" + (f", and in {len(slots) - 1} more slots" if len(slots) > 1 else ""),
         hint="changed-since-written",
     )
+
+
+@register(id="host", kinds=(Kind.CACHE_SLOT,), reads=("scenario", "engine"))
+def check_host_rows(evidence: Evidence) -> CheckResult:
+    """What is loaded from the host for a request are the rows of its own prefix, of target and draft alike.
+
+    CACHE_SLOT for each request and pool for which other rows were loaded than those of its prefix.
+    """
+    result = CheckResult()
+    due: dict[tuple[int, str], list[Event]] = {}
+    for event in copies(evidence.engine):
+        if event.data["what"] == "loaded" and event.data["rid"]:
+            due.setdefault((event.dp_rank, event.data["rid"]), []).append(event)
+    pools: dict[tuple[int, str], Pools] = {}
+    for forward in forwards(evidence) if due else ():
+        own = pools.setdefault((forward.dp_rank, forward.side), Pools(evidence))
+        own.copy_until(forward)
+        for share in forward.shares if forward.phase is Phase.PREFILL else ():
+            waiting = due.get((share[0], share[1]), [])
+            slots = [slot for event in waiting if event.data["round"] <= forward.round for slot in event.data["device"]]
+            if slots:
+                due[share[0], share[1]] = [event for event in waiting if event.data["round"] > forward.round]
+                result.divergences += _loaded(np.asarray(slots, dtype=np.int64), forward, share, own, result)
+        own.write(forward)
+    return result
+
+
+def _loaded(slots: Ints, forward: Forward, share: Share, pools: Pools, result: CheckResult) -> Iterator[Divergence]:
+    """slots: int64 [w], where the rows were loaded to; they end where the first of the request's own begins."""
+    due = pools.of_positions(share, share[3])[share[3] - len(slots) :]
+    for pool in pools.names():
+        held = pools.holds(pool, slots, share, known=0)
+        result.count("host_rows", len(slots))
+        wrong = np.flatnonzero(held != due) if len(held) == len(due) else np.arange(len(held))
+        if not len(wrong):
+            continue
+        first = int(wrong[0])
+        yield Divergence(
+            kind=Kind.CACHE_SLOT,
+            key=Key.of(share, str(forward.phase)),
+            round=forward.round,
+            expected=f"position {share[3] - len(slots) + first} in the {pool} pool, loaded to slot {slots[first]}",
+            observed=f"{pools.said(int(held[first]), share)}, and {len(wrong) - 1} more that are not its own",
+            hint=f"other-rows-from-host-{pool.replace(' ', '-')}",
+        )
 
 
 @register(id="flushed", kinds=(Kind.CACHE_SLOT,), reads=("scenario", "engine"))
@@ -79,7 +128,9 @@ def check_flushed(evidence: Evidence) -> CheckResult:
             continue
         since = max((step for step in emptied if step <= first.record.scheduler_step), default=0)
         others = _seen(evidence, since, first.record.index)
-        held = max((_shared(evidence, first.rid, rid) for rid in others), default=0)
+        lora = evidence.scenario.request(first.rid).lora_path
+        alike = (rid for rid in others if evidence.scenario.request(rid).lora_path == lora)
+        held = max((evidence.alike(first.rid, rid) for rid in alike), default=0)
         if held < first.start:
             result.divergences.append(
                 evidence.divergence(
@@ -100,14 +151,3 @@ def _seen(evidence: Evidence, since: int, before: int) -> Iterator[str]:
     for (rid, _), parts in evidence.parts.items():
         if any(part.record.scheduler_step >= since and part.record.index < before for part in parts):
             yield rid
-
-
-def _shared(evidence: Evidence, one: str, other: str) -> int:
-    """Leading tokens that two texts have in common, as far as they are known; none where their adapters differ."""
-    if evidence.scenario.request(one).lora_path != evidence.scenario.request(other).lora_path:
-        return 0
-    left, right = evidence.full[one], evidence.full[other]
-    place = 0
-    while place in left and left[place] == right.get(place):
-        place += 1
-    return place

@@ -17,10 +17,7 @@ from harness.checks.selection import NearSelections
 from harness.contract.align import Ints
 from harness.contract.rows import Ragged, Rows
 from harness.contract.tolerance import Budget, budget_for, choice_margin, tie_limit
-from harness.contract.types import Divergence, Kind, Phase, Policy
-
-ROTATED = (Phase.DRAFT_PREFILL, Phase.EXTEND)
-TARGET = (Phase.PREFILL, Phase.VERIFY)
+from harness.contract.types import EXTENDING, TARGET, Divergence, Kind, Phase, Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +36,7 @@ class Pairs:
 
     @property
     def theirs(self) -> Rows:
-        assert self.evidence.reference is not None
-        return self.evidence.reference.rows
+        return self.evidence.truth.rows
 
     def lists(self, column: str) -> tuple[Ragged, Ragged]:
         """A list column of either side."""
@@ -80,8 +76,7 @@ class Pairs:
 
 def pairs_of(evidence: Evidence, phase: Phase) -> Pairs:
     """Aligned pairs of one phase, in engine order."""
-    assert evidence.aligned is not None
-    aligned = evidence.aligned
+    aligned = evidence.paired
     chosen = evidence.engine.rows.strings["phase"][aligned.engine] == str(phase)
     return Pairs(
         evidence=evidence,
@@ -99,7 +94,7 @@ def compare_integers(pairs: Pairs) -> CheckResult:
     is the best by the engine's own values, its integers are as right as these: compared as a choice, not EXACT.
     """
     result, near = CheckResult(), NearSelections(pairs.evidence, pairs.phase, pairs.budget)
-    rotated = pairs.phase in ROTATED
+    rotated = pairs.phase in EXTENDING
     inputs = Kind.EXTEND_INPUT if rotated else Kind.TOKEN
     plan = [("input_id", inputs, "extend_inputs" if rotated else "tokens", "reference-input")]
     plan.append(("position", Kind.POSITION, "positions", ""))

@@ -127,12 +127,7 @@ def _first_transfers(evidence: Evidence) -> Iterator[Part]:
 
 def _final_chunk(evidence: Evidence, rid: str) -> Share:
     """The share that ended the request's prompt, in its last attempt on the prefill side."""
-    chunks = [
-        part
-        for (name, _), parts in evidence.parts.items()
-        for part in parts
-        if name == rid and part.record.mode == "PREFILL" and part.final
-    ]
+    chunks = [part for part in evidence.parts_of(rid) if part.record.mode == "PREFILL" and part.final]
     return chunks[-1].share if chunks else (0, rid, 0, -1)
 
 

@@ -12,7 +12,7 @@ from harness.checks.evidence import Evidence
 from harness.contract.conditions import PREFILL_GRAPHS
 from harness.contract.providers import is_witness
 from harness.contract.trace import RECURRENT_ROWS, replaced_kernels
-from harness.contract.types import Phase
+from harness.contract.types import DRAFTING, Phase
 from harness.coverage import POINTS, count
 
 #: Subject of a replaced operation -> counters that then prove nothing about the engine.
@@ -37,8 +37,6 @@ NAMES = {"stand-in": "our kernel"}
 IN_GRAPH = "prompt_in_graph"
 ALWAYS = ("positions", "tokens", "extend_inputs", "cache_slots")
 WHEN_DECODING = ("parents", "accepts")
-#: Where an idle rank brings a draft state that can be seen; inside a CUDA graph it is a buffer of the graph.
-DRAFTING = (Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.EXTEND)
 WITH_REFERENCE = ("hidden_rows", "logits", "proposals")
 
 
@@ -144,6 +142,7 @@ def _due(evidence: Evidence) -> Iterator[str]:
         yield "tp_rows"
     if evidence.scenario.engine.dp_size > 1:
         yield "token_counts"
+        # where an idle rank brings a draft state that can be seen; inside a CUDA graph it is a buffer of the graph
         if any(event.data["phase"] in DRAFTING for event in evidence.engine.named("idle_state")):
             yield "idle_states"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.checks.findings import READING, Finding
 from harness.contract.scenario import Scenario
-from harness.contract.types import Divergence, Kind, Phase, Policy
+from harness.contract.types import LAYERED, Divergence, Kind, Phase, Policy
 from harness.contract.words import percent
 
 SUBJECT: dict[str, str] = {
@@ -162,7 +162,7 @@ def _place(divergence: Divergence, scenario: Scenario) -> str:
         return f"tree node {key.slot} of {scenario.spec.num_draft_tokens}"
     if key.phase == Phase.ACCEPT:
         return f"committed token {key.slot}"
-    if scenario.spec.layers > 1 and key.phase in (Phase.DRAFT_PREFILL, Phase.EXTEND, Phase.PREBUILT):
+    if scenario.spec.layers > 1 and key.phase in LAYERED:
         return f"layer {key.step} of {scenario.spec.layers}, row {key.slot}"
     return f"row {key.slot}"
 

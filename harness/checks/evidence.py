@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 
 from harness.contract.align import Aligned, align
 from harness.contract.batches import Part, Share, parts_of
@@ -17,7 +17,7 @@ from harness.contract.rows import Rows
 from harness.contract.scenario import Scenario
 from harness.contract.tolerance import budget_for, tie_limit
 from harness.contract.trace import EOS, Trace
-from harness.contract.types import Divergence, Key, Kind, Phase
+from harness.contract.types import EXTENDING, Divergence, Key, Kind, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,12 @@ class Table:
     def chosen(self, index: int) -> list[int]:
         """What the side chose from row `index`."""
         return self.choices[index]
+
+    def behind_prompt(self, part: Part) -> dict[int, int]:
+        """Index in the text -> the token that was chosen there behind a prompt's last chunk, where that is known."""
+        rows = self.of(part.share, Phase.PREFILL) if part.final and part.record.mode == "PREFILL" else []
+        chosen = self.chosen(rows[-1]) if rows else []
+        return {part.start + part.length: chosen[0]} if chosen else {}
 
 
 def tabulate(rows: Rows) -> Table:
@@ -98,6 +104,31 @@ class Evidence:
         """index -> token of a request as a batch of it has them, those among them that a retraction took back."""
         return ChainMap(self.lost.get(share[1:3], {}), self.full.get(share[1], {}))
 
+    @property
+    def truth(self) -> Trace:
+        """The reference trace, for whoever runs only where there is one."""
+        assert self.reference is not None
+        return self.reference
+
+    @property
+    def paired(self) -> Aligned:
+        """The same of the alignment with it."""
+        assert self.aligned is not None
+        return self.aligned
+
+    def attempts(self, rid: str) -> list[list[Part]]:
+        """A request's parts in batches in order of time, a list for each time it started from prefill."""
+        return [parts for (one, _), parts in sorted(self.parts.items()) if one == rid]
+
+    def parts_of(self, rid: str) -> list[Part]:
+        """All of them, whatever the attempt."""
+        return [part for parts in self.attempts(rid) for part in parts]
+
+    def alike(self, one: str, other: str) -> int:
+        """How many leading tokens the texts of two requests have in common, as far as they are known."""
+        mine, theirs = self.full.get(one, {}), self.full.get(other, {})
+        return next(at for at in count() if at not in mine or mine[at] != theirs.get(at))
+
     def choice_limit(self, rid: str) -> float:
         """Margins of a request's target choices that are nearer than this are ties."""
         scale, noise = self.target_scales.get(rid, (0.0, float("nan")))
@@ -115,7 +146,7 @@ class Evidence:
 
     def dtype_in(self, phase: Phase, side: str = "") -> str:
         """Whose rounding the rows of a phase have. A draft's one layer is handed ('hidden_in') the target's states."""
-        asked, reads = self.scenario.engine, phase in (Phase.DRAFT_PREFILL, Phase.EXTEND)
+        asked, reads = self.scenario.engine, phase in EXTENDING
         of_target = side == "hidden_in" and reads and self.scenario.spec.algorithm != "MTP"
         rounded = not of_target and (reads or phase is Phase.DRAFT) and asked.draft_rounding != asked.dtype
         return asked.draft_rounding if rounded else self.dtype
@@ -180,9 +211,9 @@ def _lost(table: Table, parts: dict[tuple[str, int], list[Part]]) -> dict[tuple[
             for index in table.of(part.share, Phase.ACCEPT):
                 if (where := part.start + 1 + table.ints["slot"][index]) >= begun[rid]:
                     found.setdefault((rid, attempt), {})[where] = table.ints["input_id"][index]
-            chunk = table.of(part.share, Phase.PREFILL) if part.final and part.record.mode == "PREFILL" else []
-            if chunk and table.chosen(chunk[-1]) and part.start + part.length >= begun[rid]:
-                found.setdefault((rid, attempt), {})[part.start + part.length] = table.chosen(chunk[-1])[0]
+            for where, token in table.behind_prompt(part).items():
+                if where >= begun[rid]:
+                    found.setdefault((rid, attempt), {})[where] = token
         read = [one.start + one.length for one in own if one.record.mode == "PREFILL" and one.final]
         if read:
             begun[rid] = read[0]
@@ -218,9 +249,7 @@ def _full_sequences(
         for index in indices:
             where = share[3] + 1 + table.ints["slot"][index]
             full.setdefault(share[1], {}).setdefault(where, table.ints["input_id"][index])
-    for part in (part for listed in parts.values() for part in listed if part.final and part.record.mode == "PREFILL"):
-        chunk = table.of(part.share, Phase.PREFILL)
-        if chunk and table.chosen(chunk[-1]):
-            where = part.start + part.length
-            full.setdefault(part.rid, {}).setdefault(where, table.chosen(chunk[-1])[0])
+    for part in (part for listed in parts.values() for part in listed):
+        for where, token in table.behind_prompt(part).items():
+            full.setdefault(part.rid, {}).setdefault(where, token)
     return full

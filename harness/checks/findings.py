@@ -10,16 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from harness.checks.explained import Spot, together
-from harness.contract.types import Divergence, Kind, Phase, Policy
+from harness.contract.types import DRAFTING, EXTENDING, TARGET, Divergence, Kind, Phase, Policy
 
 PHASE_ORDER = {str(phase): number for number, phase in enumerate(Phase)} | {str(Phase.PREBUILT): -1}
-TARGET_PHASES = (Phase.PREFILL, Phase.VERIFY, Phase.ACCEPT)
-#: Draft phases that write KV which later rounds read.
-LASTING_DRAFT_PHASES = (Phase.DRAFT_PREFILL, Phase.EXTEND)
 #: What of a verify is its tree: columns that a selection decides, compared as a choice (see `compare`).
 OF_A_TREE = (Kind.POSITION, Kind.PARENT)
 GUESS, GUESSED_ON = "chunk-tail-target-guess", "chunk-tail-proposal"
-DRAFT_PHASES = (*LASTING_DRAFT_PHASES, Phase.DRAFT)
 #: Checks of what attention reads: a wrong slot there is wrong in one row, and goes where that row's values go.
 READING = ("reads", "beams", "cached")
 #: How hints of it begin where committed positions are read elsewhere: the request's own map of them is wrong.
@@ -247,33 +243,31 @@ def _reaches(root: Divergence) -> list[tuple[object, ...]]:
 def _values_reached(root: Divergence) -> list[tuple[object, ...]]:
     """Where a wrong value of a row can travel."""
     key = root.key
-    share = (key.dp_rank, key.rid, key.attempt, key.committed)
-    if key.phase in TARGET_PHASES:
-        walk = [("walk", share)] if root.kind is Kind.ACCEPT else []
-        walk += [("tree", share)] if _is_no_tree(root) or _is_other_tree(root) else []
+    if key.phase in (*TARGET, Phase.ACCEPT):
+        walk = [("walk", key.share)] if root.kind is Kind.ACCEPT else []
+        walk += [("tree", key.share)] if _is_no_tree(root) or _is_other_tree(root) else []
         return [("target", key.rid, key.attempt), ("target of rank", key.dp_rank), *walk]
-    if key.phase in LASTING_DRAFT_PHASES:
-        guess = [("guess", share)] if root.hint == GUESS else []
+    if key.phase in EXTENDING:  # KV that later rounds read
+        guess = [("guess", key.share)] if root.hint == GUESS else []
         return [("draft", key.rid, key.attempt), ("draft of rank", key.dp_rank), *guess]
     # What is handed over feeds the draft steps of one round, as a draft step feeds those after it.
-    return [("steps", share)] if key.phase in (Phase.DRAFT, Phase.PREBUILT) else []
+    return [("steps", key.share)] if key.phase in (Phase.DRAFT, Phase.PREBUILT) else []
 
 
 def _explained_by(found: Divergence, *, from_cache: bool) -> list[tuple[object, ...]]:
     """The reaches that touch `found`. from_cache: its request started from KV that another had written."""
     key = found.key
-    share = (key.dp_rank, key.rid, key.attempt, key.committed)
     if found.kind in (Kind.MISSING_ROW, Kind.EXTRA_ROW, Kind.LOCKSTEP, Kind.LEAK, *STOPS):
-        walk = [("walk", share)] if key.phase == Phase.ACCEPT else []
+        walk = [("walk", key.share)] if key.phase == Phase.ACCEPT else []
         lockstep: list[tuple[object, ...]] = [("lockstep",)] if found.kind is Kind.HANG else []
         lockstep += [("fed", key.dp_rank, found.round)] if found.kind is Kind.CRASH else []
         return [*([("stop",)] if found.kind is not Kind.EXTRA_ROW else []), *walk, *lockstep]
     if found.check == "losslessness" and found.hint == "text-length":
         return [("output", key.rid)]  # a text that ends in the wrong place is not of the right length either
     if found.hint == GUESSED_ON:
-        return [("guess", share)]
+        return [("guess", key.share)]
     if _is_other_tree(found):
-        return [("tree", share)]
+        return [("tree", key.share)]
     if found.check in READING:
         mapped = [("map", key.dp_rank, key.rid, key.attempt)] if found.hint.startswith(MAP) else []
         return [("rank", key.dp_rank), *mapped]  # of slots that others took, or wrote elsewhere
@@ -282,8 +276,8 @@ def _explained_by(found: Divergence, *, from_cache: bool) -> list[tuple[object, 
     reaches: list[tuple[object, ...]] = [("rank", key.dp_rank), ("target", key.rid, key.attempt)]
     reaches += [("target of rank", key.dp_rank)] if from_cache else []
     selected = _selected(found)  # from what the draft's steps computed, so whatever reaches them reaches it
-    if key.phase in DRAFT_PHASES or selected:
+    if key.phase in DRAFTING or selected:
         reaches += [("draft", key.rid, key.attempt)]
         reaches += [("draft of rank", key.dp_rank)] if from_cache else []
     handed = key.phase in (Phase.DRAFT, Phase.PREBUILT) or selected
-    return [*reaches, ("steps", share)] if handed else reaches
+    return [*reaches, ("steps", key.share)] if handed else reaches

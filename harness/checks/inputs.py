@@ -17,7 +17,7 @@ from harness.checks.registry import CheckResult, register
 from harness.contract.batches import Part, Share
 from harness.contract.finding_pages import issues
 from harness.contract.known_issues import assumed_in
-from harness.contract.types import Kind, Phase
+from harness.contract.types import EXTENDING, Kind, Phase
 
 #: The known issue in which guesses stand for the next tokens of a prompt.
 GUESSES = "F-010"
@@ -80,7 +80,7 @@ def _proposal_rows(evidence: Evidence, result: CheckResult) -> None:
 def _first_proposals(evidence: Evidence) -> dict[Share, list[list[int]]]:
     """Share of a decode round -> what each layer proposed in the draft forwards that ended at its start."""
     found: dict[Share, list[list[int]]] = {}
-    for phase in (Phase.DRAFT_PREFILL, Phase.EXTEND):
+    for phase in EXTENDING:
         for share, indices in evidence.table.each(phase):
             by_layer = _last_choices(evidence, indices)
             if all(by_layer):
@@ -166,7 +166,7 @@ def _rotated_rows(evidence: Evidence, result: CheckResult) -> None:
     parts = {part.share: part for listed in evidence.parts.values() for part in listed}
     ends, assumed = _prompt_ends(evidence), _guesses(evidence)
     ints = evidence.table.ints
-    for phase in (Phase.DRAFT_PREFILL, Phase.EXTEND):
+    for phase in EXTENDING:
         for share, indices in evidence.table.each(phase):
             window = _window(evidence, share, phase, indices, parts.get(share), ends, assumed=assumed)
             for index in indices:

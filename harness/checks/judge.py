@@ -13,7 +13,6 @@ from harness.checks import (
     answered,  # noqa: F401
     cached_rows,  # noqa: F401
     copied_states,  # noqa: F401
-    host_rows,  # noqa: F401
     inputs,  # noqa: F401
     logprobs,  # noqa: F401
     outputs,  # noqa: F401
@@ -28,9 +27,7 @@ from harness.checks import (
     slots,  # noqa: F401
     tensor_ranks,
     texts,  # noqa: F401
-    windows,  # noqa: F401
 )
-from harness.checks.accepts import usual_draws
 from harness.checks.asked import not_given, not_judged, not_published, witnessed
 from harness.checks.coverage import check_handshake, compared_enough, coverage_wanted, not_exercised, undrafted
 from harness.checks.ends import LOST, lost_by
@@ -38,16 +35,14 @@ from harness.checks.evidence import Evidence, gather
 from harness.checks.explained import explained
 from harness.checks.findings import group, kinds, settle
 from harness.checks.registry import CHECKS, CheckResult, run_check
-from harness.checks.routed import routing_ties, usual_routing
 from harness.checks.set_aside import answered_with_errors, misfits, set_aside
+from harness.checks.ties import routing_ties, tie_rate
 from harness.contract import known_issues
 from harness.contract.batches import Part
 from harness.contract.finding_pages import NEWEST
-from harness.contract.measured import usual_ties
 from harness.contract.scenario import Scenario
-from harness.contract.tolerance import budget_for, too_many_ties
 from harness.contract.trace import Trace
-from harness.contract.types import Divergence, Kind, Outcome, Phase, Policy, Verdict
+from harness.contract.types import Divergence, Outcome, Verdict
 
 #: Share of hidden rows that may say nothing before a PASS would promise too much.
 MOST_INDISTINCT = 0.25
@@ -72,7 +67,7 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
         result.add(run_check(check, evidence))
     set_aside(evidence).leave_out(result)
     result.ties += routing_ties(evidence)
-    result.divergences += _tie_rate(result, evidence)
+    result.divergences += tie_rate(evidence, result)
     result.unknown += _indistinct(result)
     hits = frozenset(who for who, parts in evidence.parts.items() if _from_cache(parts[0]))
     settled = partial(
@@ -95,41 +90,6 @@ def _not_cut_off(divergences: list[Divergence]) -> list[Divergence]:
 def _from_cache(part: Part) -> bool:
     """Whether a request started from KV that another had written; what is handed over is its own."""
     return part.start > 0 and part.record.mode != "PREBUILT"
-
-
-def _tie_rate(result: CheckResult, evidence: Evidence) -> list[Divergence]:
-    """One TOKEN when ties are too many to be chance."""
-    usual = _usual_ties(result, evidence)
-    if not result.ties or not too_many_ties(ties=len(result.ties), usual=usual):
-        return []
-    first = result.ties[0]
-    return [
-        Divergence(
-            kind=Kind.TOKEN,
-            check="ties",
-            key=first.key,
-            round=first.round,
-            expected=f"about {usual:.1f} ties of {result.choices} choices",
-            observed=f"{len(result.ties)} of {result.choices}",
-            policy=Policy.TIE,
-            margin=first.margin,
-            hint="tie-rate",
-        )
-    ]
-
-
-def _usual_ties(result: CheckResult, evidence: Evidence) -> float:
-    """As many as rounding turns around among the margins that the reference sees; by a table where none is measured.
-
-    What a tree selects compares paths, whose margins nobody kept: there the table has its say too.
-    """
-    topk = evidence.scenario.spec.eagle_topk
-    known = budget_for(evidence.dtype_in(Phase.DRAFT)).tie_rate(topk) * result.choices
-    if evidence.reference is None or evidence.aligned is None:
-        return known
-    found = usual_ties(evidence.reference, evidence.logit_noise, evidence.aligned.reference)
-    beside = usual_draws(evidence) + usual_routing(evidence)
-    return beside + (known if found is None else found if topk == 1 else max(found, known))
 
 
 def _indistinct(result: CheckResult) -> list[str]:

@@ -38,8 +38,7 @@ def check_logprobs(evidence: Evidence) -> CheckResult:
     SHAPE for entries too many or too few, TOKEN for those of other tokens, NUMERIC for values.
     """
     result = CheckResult()
-    assert evidence.reference is not None
-    truths = {event.data["rid"]: event.data for event in evidence.reference.named("logprobs")}
+    truths = {event.data["rid"]: event.data for event in evidence.truth.named("logprobs")}
     for request, end, answer in answered(evidence):
         if not request.return_logprob:
             continue
@@ -114,8 +113,7 @@ class _Truth:
 
     @staticmethod
     def of(evidence: Evidence, request: RequestSpec, output: Sequence[int], data: dict[str, Any]) -> _Truth:
-        assert evidence.reference is not None
-        mine = np.flatnonzero(evidence.reference.rows.strings["rid"] == request.rid)
+        mine = np.flatnonzero(evidence.truth.rows.strings["rid"] == request.rid)
         limits = evidence.logit_noise.limit[mine]
         # a logit and the log-sum-exp may both be off by as much
         allowed = 2 * float(np.nanmax(limits)) if np.isfinite(limits).any() else float("nan")

@@ -7,7 +7,7 @@ not touch integers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -15,9 +15,9 @@ from harness.checks.compare import Pairs
 from harness.checks.registry import CheckResult
 from harness.contract.align import Ints
 from harness.contract.measured import judged_logits, judged_states
-from harness.contract.noise import Floats, RowErrors
-from harness.contract.tolerance import budget_for, judge_rows
-from harness.contract.types import Divergence, Kind, Policy
+from harness.contract.noise import Flags, Floats, RowErrors
+from harness.contract.tolerance import Budget, budget_for, judge_rows
+from harness.contract.types import Kind, Policy
 
 #: Layers of the target whose states an EAGLE-3 head reads (arXiv 2503.01840, section 3.1).
 FEATURES = 3
@@ -25,49 +25,130 @@ FEATURES = 3
 
 def compare_floats(pairs: Pairs) -> CheckResult:
     """NUMERIC and SHAPE for the pairs of one phase."""
-    result = CheckResult()
-    failed: set[int] = set()
+    found = _Floats(pairs=pairs)
     for side in ("hidden_in", "hidden_out"):
-        _hidden(pairs, side, result, failed)
-    _logits(pairs, result, failed)
-    _lse(pairs, result, failed)
-    _scores(pairs, result, failed)
-    return result
+        found.hidden(side)
+    found.logits()
+    found.lse()
+    found.scores()
+    return found.result
 
 
-def _hidden(pairs: Pairs, side: str, result: CheckResult, failed: set[int]) -> None:
-    """Rows of tensors['<side>.<PHASE>'] where both sides have one."""
-    name = f"{side}.{pairs.phase}"
-    pairs = replace(pairs, budget=budget_for(pairs.evidence.dtype_in(pairs.phase, side)))
-    reference = pairs.evidence.reference
-    assert reference is not None
-    mine, theirs = pairs.evidence.engine.tensors.get(name), reference.tensors.get(name)
-    if mine is None or theirs is None:
-        return
-    at_mine, at_theirs = pairs.mine.ints[side][pairs.engine], pairs.theirs.ints[side][pairs.reference]
-    both = np.flatnonzero((at_mine >= 0) & (at_theirs >= 0))
-    # Every row of a phase reads a state; which rows hand one on may differ between releases.
-    absent = (at_mine < 0) & (at_theirs >= 0) & (side == "hidden_in") & (at_mine >= 0).any()
-    for place in np.flatnonzero(absent).tolist():
-        failed.add(place)
-        result.divergences.append(_shape(pairs, place, theirs.shape[1], 0, f"{side}-absent"))
-    if mine.shape[1] != theirs.shape[1]:
-        for place in both.tolist():
-            failed.add(place)
-            result.divergences.append(_shape(pairs, place, theirs.shape[1], mine.shape[1], f"{side}-width"))
-        return
-    errors = judged_states(reference, name, engine=mine[at_mine[both]], at=at_theirs[both], budget=pairs.budget)
-    said = errors.comparable | ~errors.passed
-    result.count("hidden_rows", int(said.sum()))
-    result.indistinct += int((~said).sum())
-    wrong = np.flatnonzero(~errors.passed)
-    hints = _hidden_hints(pairs, mine[at_mine[both[wrong]]], at_theirs[both[wrong]], theirs)
-    hints = [
-        hint if hint != "off" else _explained(pairs, side, int(place), mine[at_mine[place]], at_theirs)
-        for place, hint in zip(both[wrong].tolist(), hints, strict=True)
-    ]
-    for row, hint in zip(wrong.tolist(), hints, strict=True):
-        _report(pairs, int(both[row]), errors, row, f"{side}-{hint}", result, failed, width=mine.shape[1])
+@dataclass(slots=True, kw_only=True)
+class _Floats:
+    """One phase's comparison. failed: places of pairs that are named already."""
+
+    pairs: Pairs
+    result: CheckResult = field(default_factory=CheckResult)
+    failed: set[int] = field(default_factory=set)
+
+    def hidden(self, side: str) -> None:
+        """Rows of tensors['<side>.<PHASE>'] where both sides have one."""
+        name, evidence = f"{side}.{self.pairs.phase}", self.pairs.evidence
+        pairs = replace(self.pairs, budget=budget_for(evidence.dtype_in(self.pairs.phase, side)))
+        mine, theirs = evidence.engine.tensors.get(name), evidence.truth.tensors.get(name)
+        if mine is None or theirs is None:
+            return
+        at_mine, at_theirs = pairs.mine.ints[side][pairs.engine], pairs.theirs.ints[side][pairs.reference]
+        both = np.flatnonzero((at_mine >= 0) & (at_theirs >= 0))
+        # Every row of a phase reads a state; which rows hand one on may differ between releases.
+        absent = (at_mine < 0) & (at_theirs >= 0) & (side == "hidden_in") & (at_mine >= 0).any()
+        for place in np.flatnonzero(absent).tolist():
+            self._shape(place, theirs.shape[1], 0, f"{side}-absent")
+        if mine.shape[1] != theirs.shape[1]:
+            for place in both.tolist():
+                self._shape(place, theirs.shape[1], mine.shape[1], f"{side}-width")
+            return
+        errors = judged_states(
+            evidence.truth, name, engine=mine[at_mine[both]], at=at_theirs[both], budget=pairs.budget
+        )
+        said = errors.comparable | ~errors.passed
+        self.result.count("hidden_rows", int(said.sum()))
+        self.result.indistinct += int((~said).sum())
+        wrong = np.flatnonzero(~errors.passed)
+        hints = _hidden_hints(pairs, mine[at_mine[both[wrong]]], at_theirs[both[wrong]], theirs)
+        hints = [
+            hint if hint != "off" else _explained(pairs, side, int(place), mine[at_mine[place]], at_theirs)
+            for place, hint in zip(both[wrong].tolist(), hints, strict=True)
+        ]
+        for row, hint in zip(wrong.tolist(), hints, strict=True):
+            self._report(int(both[row]), errors, row, f"{side}-{hint}", width=mine.shape[1], budget=pairs.budget)
+
+    def logits(self) -> None:
+        """Top logits: the engine's value against the reference's, for every id both lists have."""
+        pairs = self.pairs
+        at, noise = {"mine": pairs.engine, "theirs": pairs.reference}, pairs.evidence.logit_noise
+        for found in judged_logits(pairs.mine, pairs.theirs, **at, budget=pairs.budget, noise=noise):
+            self.result.count("logits", int(found.shared.sum()))
+            for row in np.flatnonzero(~found.errors.passed | ~found.shared).tolist():
+                hint = "logits-off" if np.isfinite(found.logits[row]).all() else "logits-nan"
+                hint = hint if found.shared[row] else "logits-other-tokens"
+                self._report(int(found.places[row]), found.errors, row, hint, width=found.logits.shape[1])
+
+    def lse(self) -> None:
+        """Log-sum-exp, where the row has logits on both sides. An engine that records none here is not asked."""
+        pairs = self.pairs
+        mine, theirs = pairs.mine.floats["lse"][pairs.engine], pairs.theirs.floats["lse"][pairs.reference]
+        ours, expected = pairs.lengths("top_ids")
+        places = np.flatnonzero((ours > 0) & (expected > 0))
+        if not len(places) or np.isnan(mine[places]).all():
+            return
+        logits = pairs.theirs.lists["top_logits"]
+        tops = np.asarray([np.abs(logits[row]).max() for row in pairs.reference[places]], dtype=np.float64)
+        errors = judge_rows(
+            engine=mine[places, None],
+            truth=theirs[places, None],
+            budget=pairs.budget,
+            allowed=pairs.evidence.logit_noise.limit[pairs.reference[places]],
+            scale=np.maximum(np.abs(theirs[places]).astype(np.float64), tops),
+        )
+        for row in np.flatnonzero(~errors.passed).tolist():
+            self._report(int(places[row]), errors, row, "lse-off", width=1)
+
+    def scores(self) -> None:
+        """Scores of the chosen ids, where both sides chose the same ids.
+
+        With t = 1 a release from 0.5.13 on takes the argmax and reports 1.0 for every row: that says nothing.
+        """
+        pairs, same_choices = self.pairs, self.pairs.equal("chosen_ids")
+        for places in _groups(pairs, "chosen_probs"):
+            engine, truth = _stacked(pairs, "chosen_probs", places)
+            if engine.shape != truth.shape:
+                continue  # already SHAPE by the number of choices
+            asked = same_choices[places]
+            if pairs.evidence.scenario.spec.eagle_topk == 1:
+                asked &= ~(engine == 1.0).all(axis=1)
+            # p moves by p(1-p) of what two logits move against each other, so by half of what each moves at most
+            allowed = pairs.evidence.logit_noise.limit[pairs.reference[places]] / 2
+            errors = judge_rows(engine=engine, truth=truth, budget=pairs.budget, allowed=allowed)
+            for row in np.flatnonzero(asked & ~errors.passed).tolist():
+                self._report(int(places[row]), errors, row, "scores-off", width=engine.shape[1])
+
+    def _shape(self, place: int, expected: int, observed: int, hint: str) -> None:
+        self.failed.add(place)
+        found = self.pairs.divergence(place, kind=Kind.SHAPE, expected=expected, observed=observed, hint=hint)
+        self.result.divergences.append(found)
+
+    def _report(
+        self, place: int, errors: RowErrors, row: int, hint: str, *, width: int, budget: Budget | None = None
+    ) -> None:
+        """NUMERIC at `place`, unless the row has already been named. budget: where it is not the phase's."""
+        if place in self.failed:
+            return
+        self.failed.add(place)
+        observed = {
+            "greatest_abs": _number(errors.greatest_abs[row]),
+            "greatest_rel": _number(errors.greatest_rel[row]),
+            "at": int(errors.column[row]),
+            "mismatched": int(errors.mismatched[row]),
+            "of": width,
+        }
+        expected = {"limit_abs": float(errors.limit[row]), "policy": (budget or self.pairs.budget).dtype}
+        self.result.divergences.append(
+            self.pairs.divergence(
+                place, kind=Kind.NUMERIC, expected=expected, observed=observed, policy=Policy.BUDGET, hint=hint
+            )
+        )
 
 
 def _hidden_hints(pairs: Pairs, wrong: Floats, at_theirs: Ints, theirs: Floats) -> list[str]:
@@ -89,8 +170,7 @@ def _explained(pairs: Pairs, side: str, place: int, wrong: Floats, at_theirs: In
     A row of the same batch; of a state that was handed on, one feature of several, or what this request had handed on
     in another round.
     """
-    assert pairs.evidence.reference is not None
-    theirs = pairs.evidence.reference.tensors[f"{side}.{pairs.phase}"]
+    theirs = pairs.evidence.truth.tensors[f"{side}.{pairs.phase}"]
     hint = _neighbour(pairs, place, wrong, at_theirs, theirs)
     if hint != "off" or side != "hidden_in":
         return hint
@@ -109,22 +189,26 @@ def _features(pairs: Pairs, wrong: Floats, truth: Floats) -> str:
 
 def _of_another_round(pairs: Pairs, place: int, wrong: Floats) -> str:
     """Whether the request was given, or left, this state in another round; in half precision others pass for it."""
-    assert pairs.evidence.reference is not None
     if pairs.budget.dtype != "float32":
         return ""
     rows, here = pairs.theirs, int(pairs.reference[place])
     same = (rows.strings["rid"] == rows.strings["rid"][here]) & (rows.ints["round"] != rows.ints["round"][here])
     for side in ("hidden_in", "hidden_out"):
         for phase in sorted(set(rows.strings["phase"][same])):
-            states = pairs.evidence.reference.tensors.get(f"{side}.{phase}")
+            states = pairs.evidence.truth.tensors.get(f"{side}.{phase}")
             at = rows.ints[side][same & (rows.strings["phase"] == phase)]
             at = at[at >= 0]
             if states is None or not len(at) or states.shape[1] != len(wrong):
                 continue
-            engine = np.asarray(np.repeat(wrong[None], len(at), axis=0), dtype=np.float32)
-            if judge_rows(engine=engine, truth=states[at], budget=pairs.budget).passed.any():
+            if _is_row_of(pairs, wrong, states[at]).any():
                 return "own-state-of-another-round"
     return ""
+
+
+def _is_row_of(pairs: Pairs, wrong: Floats, truth: Floats) -> Flags:
+    """bool [m]: which rows of truth [m,w] a row [w] could be."""
+    engine = np.asarray(np.repeat(wrong[None], len(truth), axis=0), dtype=np.float32)
+    return judge_rows(engine=engine, truth=truth, budget=pairs.budget).passed
 
 
 def _neighbour(pairs: Pairs, place: int, wrong: Floats, at_theirs: Ints, theirs: Floats) -> str:
@@ -135,12 +219,7 @@ def _neighbour(pairs: Pairs, place: int, wrong: Floats, at_theirs: Ints, theirs:
     beside = beside[beside != place]
     if not len(beside):
         return "off"
-    truth = theirs[at_theirs[beside]]
-    same = judge_rows(
-        engine=np.asarray(np.repeat(wrong[None], len(truth), axis=0), dtype=np.float32),
-        truth=truth,
-        budget=pairs.budget,
-    ).passed
+    same = _is_row_of(pairs, wrong, theirs[at_theirs[beside]])
     if not same.any():
         return "off"
     own = rids[pairs.engine[beside[same]]] == rids[pairs.engine[place]]
@@ -161,98 +240,6 @@ def _stacked(pairs: Pairs, column: str, places: Ints) -> tuple[np.ndarray, np.nd
     return mine.stacked(pairs.engine[places]), theirs.stacked(pairs.reference[places])
 
 
-def _logits(pairs: Pairs, result: CheckResult, failed: set[int]) -> None:
-    """Top logits: the engine's value against the reference's, for every id both lists have."""
-    at, noise = {"mine": pairs.engine, "theirs": pairs.reference}, pairs.evidence.logit_noise
-    for found in judged_logits(pairs.mine, pairs.theirs, **at, budget=pairs.budget, noise=noise):
-        result.count("logits", int(found.shared.sum()))
-        for row in np.flatnonzero(~found.errors.passed | ~found.shared).tolist():
-            hint = "logits-off" if np.isfinite(found.logits[row]).all() else "logits-nan"
-            hint = hint if found.shared[row] else "logits-other-tokens"
-            place, width = int(found.places[row]), found.logits.shape[1]
-            _report(pairs, place, found.errors, row, hint, result, failed, width=width)
-
-
-def _lse(pairs: Pairs, result: CheckResult, failed: set[int]) -> None:
-    """Log-sum-exp, where the row has logits on both sides. An engine that records none here is not asked."""
-    mine, theirs = pairs.mine.floats["lse"][pairs.engine], pairs.theirs.floats["lse"][pairs.reference]
-    ours, expected = pairs.lengths("top_ids")
-    places = np.flatnonzero((ours > 0) & (expected > 0))
-    if not len(places) or np.isnan(mine[places]).all():
-        return
-    logits = pairs.theirs.lists["top_logits"]
-    tops = np.asarray([np.abs(logits[row]).max() for row in pairs.reference[places]], dtype=np.float64)
-    errors = judge_rows(
-        engine=mine[places, None],
-        truth=theirs[places, None],
-        budget=pairs.budget,
-        allowed=pairs.evidence.logit_noise.limit[pairs.reference[places]],
-        scale=np.maximum(np.abs(theirs[places]).astype(np.float64), tops),
-    )
-    for row in np.flatnonzero(~errors.passed).tolist():
-        _report(pairs, int(places[row]), errors, row, "lse-off", result, failed, width=1)
-
-
-def _scores(pairs: Pairs, result: CheckResult, failed: set[int]) -> None:
-    """Scores of the chosen ids, where both sides chose the same ids.
-
-    With t = 1 a release from 0.5.13 on takes the argmax and reports 1.0 for every row: that says nothing.
-    """
-    same_choices = pairs.equal("chosen_ids")
-    for places in _groups(pairs, "chosen_probs"):
-        engine, truth = _stacked(pairs, "chosen_probs", places)
-        if engine.shape != truth.shape:
-            continue  # already SHAPE by the number of choices
-        asked = same_choices[places]
-        if pairs.evidence.scenario.spec.eagle_topk == 1:
-            asked &= ~(engine == 1.0).all(axis=1)
-        # p moves by p(1-p) of what two logits move against each other, so by half of what each moves at most
-        allowed = pairs.evidence.logit_noise.limit[pairs.reference[places]] / 2
-        errors = judge_rows(engine=engine, truth=truth, budget=pairs.budget, allowed=allowed)
-        for row in np.flatnonzero(asked & ~errors.passed).tolist():
-            _report(pairs, int(places[row]), errors, row, "scores-off", result, failed, width=engine.shape[1])
-
-
-def _shape(pairs: Pairs, place: int, expected: int, observed: int, hint: str) -> Divergence:
-    return pairs.divergence(
-        place, kind=Kind.SHAPE, expected=expected, observed=observed, policy=Policy.EXACT, hint=hint
-    )
-
-
 def _number(value: float) -> float | str:
     """A divergence must come back from disk as it was, and JSON has no infinity."""
     return float(value) if np.isfinite(value) else "not finite"
-
-
-def _report(
-    pairs: Pairs,
-    place: int,
-    errors: RowErrors,
-    row: int,
-    hint: str,
-    result: CheckResult,
-    failed: set[int],
-    *,
-    width: int,
-) -> None:
-    """NUMERIC at `place`, unless the row has already been named."""
-    if place in failed:
-        return
-    failed.add(place)
-    observed = {
-        "greatest_abs": _number(errors.greatest_abs[row]),
-        "greatest_rel": _number(errors.greatest_rel[row]),
-        "at": int(errors.column[row]),
-        "mismatched": int(errors.mismatched[row]),
-        "of": width,
-    }
-    result.divergences.append(
-        pairs.divergence(
-            place,
-            kind=Kind.NUMERIC,
-            expected={"limit_abs": float(errors.limit[row]), "policy": pairs.budget.dtype},
-            observed=observed,
-            policy=Policy.BUDGET,
-            hint=hint,
-        )
-    )

@@ -77,8 +77,7 @@ def check_losslessness(evidence: Evidence) -> CheckResult:
     TOKEN at the first output that differs from the greedy reference, unless that is a tie.
     """
     result = CheckResult()
-    assert evidence.reference is not None
-    greedy = {str(event.data["rid"]): event.data for event in evidence.reference.named("greedy")}
+    greedy = {str(event.data["rid"]): event.data for event in evidence.truth.named("greedy")}
     plain = {request.rid for request in evidence.scenario.requests if request.greedy}
     for end in evidence.engine.ends:
         if end.rid not in plain or end.reason == "error":

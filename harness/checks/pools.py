@@ -17,15 +17,12 @@ from harness.checks.evidence import Evidence
 from harness.contract.align import Ints
 from harness.contract.batches import COPIED, Share, copies
 from harness.contract.trace import Event
-from harness.contract.types import Phase
+from harness.contract.types import LAYERED, TARGET, Phase
 
 #: In the order in which a batch runs them.
 PHASES = (Phase.PREBUILT, Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.VERIFY, Phase.ACCEPT, Phase.EXTEND)
-#: Row j of these holds position committed + j.
-RUNNING = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.EXTEND)
-#: `step` of their rows is the layer of a draft.
-LAYERED = (Phase.DRAFT_PREFILL, Phase.EXTEND, Phase.PREBUILT)
-TARGET = "target"
+#: The name of the target's pool.
+OF_TARGET = "target"
 #: Before the name of a pool: its rows on the host, and in storage behind it.
 HOST, STORAGE = "host ", "storage "
 #: Where slots are -> what stands before the name of a pool there.
@@ -48,8 +45,8 @@ class Forward:
 
     @property
     def pool(self) -> str:
-        if self.phase in (Phase.PREFILL, Phase.VERIFY, Phase.ACCEPT):
-            return TARGET
+        if self.phase in (*TARGET, Phase.ACCEPT):
+            return OF_TARGET
         return f"draft {self.step if self.phase in LAYERED else 0}"
 
 
@@ -159,7 +156,7 @@ class Pools:
             self._put(forward.pool, slots, self._positions(share, positions))
             if forward.phase in (Phase.EXTEND, Phase.PREBUILT) and forward.step == 0:
                 # what a verify accepted lies, or was moved, where the draft runs it; what arrives is of both models
-                self._put(TARGET, slots, self._positions(share, positions))
+                self._put(OF_TARGET, slots, self._positions(share, positions))
 
     def copy_until(self, forward: Forward) -> None:
         """Slots take what is copied to them, on the device or the host, up to the beginning of a forward's round."""
@@ -182,7 +179,7 @@ class Pools:
         walk = [(share[3] + ints["slot"][row], nodes.get(ints["parent"][row], -1)) for row in rows]
         positions, slots = [position for position, _ in walk], [slot for _, slot in walk]
         self._keep(share, positions, slots)
-        self._put(TARGET, slots, self._positions(share, positions))
+        self._put(OF_TARGET, slots, self._positions(share, positions))
 
     def _positions(self, share: Share, positions: list[int]) -> list[int]:
         mine = self._owner(share[1], share[2])
@@ -214,9 +211,5 @@ class Pools:
     def _alike(self, one: str, other: str) -> int:
         """How many leading tokens two requests share."""
         if (one, other) not in self._common:
-            mine, theirs = self.evidence.full.get(one, {}), self.evidence.full.get(other, {})
-            count = 0
-            while count in mine and mine[count] == theirs.get(count, -1):
-                count += 1
-            self._common[one, other] = count
+            self._common[one, other] = self.evidence.alike(one, other)
         return self._common[one, other]

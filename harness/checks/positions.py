@@ -11,10 +11,7 @@ import numpy as np
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.contract.align import Ints
-from harness.contract.types import Kind, Phase
-
-#: Phases whose row j sits at start + j.
-RUNNING = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.EXTEND)
+from harness.contract.types import RUNNING, Kind, Phase
 
 
 @register(id="positions", kinds=(Kind.POSITION, Kind.PARENT), reads=("engine",))

@@ -14,17 +14,14 @@ from harness.checks.ends import stops
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.contract.trace import Event
-from harness.contract.types import Divergence, Key, Kind, Phase
+from harness.contract.types import EXTENDING, TARGET, Divergence, Key, Kind, Phase
 
 #: Behind the name of a pool whose level is right: slots that are free twice hide as many that are lost.
 INSTEAD = "instead-"
 #: Forwards that every rank of a DP group must enter together, since each contains collectives.
 COLLECTIVE = ((Phase.PREFILL,), (Phase.DRAFT_PREFILL,), (Phase.DRAFT,), (Phase.VERIFY,), (Phase.EXTEND,))
 #: The same where one rank may verify beside another's prefill.
-COORDINATED = ((Phase.DRAFT,), (Phase.PREFILL, Phase.VERIFY), (Phase.DRAFT_PREFILL, Phase.EXTEND))
-
-#: Forwards of the draft over the rows that the target's forward before them had.
-BEHIND_TARGET = (Phase.DRAFT_PREFILL, Phase.EXTEND)
+COORDINATED = ((Phase.DRAFT,), TARGET, EXTENDING)
 
 
 @register(id="ledger", kinds=(Kind.LOCKSTEP, Kind.LEAK, Kind.CRASH, Kind.HANG), reads=("scenario", "engine"))
@@ -228,7 +225,7 @@ def check_announced_counts(evidence: Evidence) -> CheckResult:
                     continue  # a rank that did not enter: the resource accounting says so
                 result.count("token_counts", 1)
                 # in some releases the target's forward rounds the list itself up to its TP ranks
-                padded = -(-rows[rank] // share) * share if event.data["phase"] in BEHIND_TARGET else rows[rank]
+                padded = -(-rows[rank] // share) * share if event.data["phase"] in EXTENDING else rows[rank]
                 if count not in (rows[rank], padded):
                     exchanged = sorted(announced) == sorted(rows.values())
                     hint = "exchanged" if exchanged else "own" if rank == event.dp_rank else "of-another-rank"

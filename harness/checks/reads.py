@@ -16,12 +16,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from harness.checks.evidence import Evidence
-from harness.checks.pools import NOBODY, RUNNING, Forward, Pools, forwards
+from harness.checks.pools import NOBODY, Forward, Pools, forwards
 from harness.checks.registry import CheckResult, register
 from harness.contract.align import Ints
 from harness.contract.batches import Share
 from harness.contract.rows import slots_read
-from harness.contract.types import Divergence, Kind, Phase
+from harness.contract.types import RUNNING, Divergence, Kind, Phase
 
 ID = "reads"
 #: Phases whose forwards attend.
@@ -243,14 +243,10 @@ Beam = tuple[int, int]
 
 def _attended(evidence: Evidence) -> dict[tuple[Share, Beam], int]:
     """(share, (step, beam)) -> the beam of the step before that it attends, by the reference."""
-    assert evidence.reference is not None
-    rows = evidence.reference.rows
+    rows = evidence.truth.rows
     keys = [rows.key(row) for row in (rows.ints["attends"] >= 0).nonzero()[0].tolist()]
     found = rows.ints["attends"][rows.ints["attends"] >= 0].tolist()
-    return {
-        ((key.dp_rank, key.rid, key.attempt, key.committed), (key.step, key.slot)): beam
-        for key, beam in zip(keys, found, strict=True)
-    }
+    return {(key.share, (key.step, key.slot)): beam for key, beam in zip(keys, found, strict=True)}
 
 
 def _line(attended: dict[tuple[Share, Beam], int], share: Share, step: int, beam: int) -> list[Beam] | None:

@@ -15,7 +15,7 @@ from harness.checks.compare import Pairs, compare_choices, compare_integers, pai
 from harness.checks.evidence import Evidence
 from harness.checks.numeric import compare_floats
 from harness.checks.registry import CheckResult, register
-from harness.contract.types import Divergence, Kind, Phase, Policy
+from harness.contract.types import EXTENDING, TARGET, Divergence, Kind, Phase, Policy
 
 #: Every kind the column-by-column comparison can raise.
 ROW_KINDS = (Kind.TOKEN, Kind.POSITION, Kind.PARENT, Kind.EXTEND_INPUT, Kind.NUMERIC, Kind.SHAPE)
@@ -37,7 +37,7 @@ def check_draft_extends(evidence: Evidence) -> CheckResult:
 
     DRAFT_PREFILL and EXTEND rows: the draft over prompt chunks and over committed tokens.
     """
-    return _compare(evidence, Phase.DRAFT_PREFILL, Phase.EXTEND)
+    return _compare(evidence, *EXTENDING)
 
 
 @register(id="verify", kinds=ROW_KINDS, reads=READS)
@@ -46,7 +46,7 @@ def check_target(evidence: Evidence) -> CheckResult:
 
     PREFILL and VERIFY rows.
     """
-    return _compare(evidence, Phase.PREFILL, Phase.VERIFY)
+    return _compare(evidence, *TARGET)
 
 
 def _compare(evidence: Evidence, *phases: Phase) -> CheckResult:

@@ -17,7 +17,6 @@ from harness.checks.registry import CheckResult, register
 from harness.contract.measured import judged_states
 from harness.contract.requests import RequestSpec
 from harness.contract.tolerance import budget_for
-from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Kind, Phase
 
 #: Where a state is: the name of its tensor in the reference, and its row there.
@@ -34,9 +33,7 @@ def check_returned_states(evidence: Evidence) -> CheckResult:
     asked = [one for one in answered(evidence) if one[0].return_hidden_states]
     if not asked:
         return result
-    reference = evidence.reference
-    assert reference is not None
-    truth = tabulate(reference.rows)
+    truth = tabulate(evidence.truth.rows)
     for request, end, answer in asked:
         sources = _sources(truth, request.rid)
         expected = _expected(evidence, request, len(end.output_ids))
@@ -47,13 +44,13 @@ def check_returned_states(evidence: Evidence) -> CheckResult:
             continue
         rows = np.zeros((0, 1), dtype=np.float32) if answer.states is None else answer.states
         result.count("returned_states", len(rows))
-        result.divergences += _faults(evidence, reference, request, rows, expected, sources)
+        result.divergences += _faults(evidence, request, rows, expected, sources)
     return result
 
 
 def _expected(evidence: Evidence, request: RequestSpec, output: int) -> list[int]:
     """Places of the text that have a row: what was computed of the prompt, and all of the output but the last."""
-    parts = next((parts for (rid, _), parts in sorted(evidence.parts.items()) if rid == request.rid), [])
+    parts = next(iter(evidence.attempts(request.rid)), [])
     return list(range(parts[0].start, len(request.input_ids) + output - 1)) if parts and output else []
 
 
@@ -73,15 +70,10 @@ def _sources(truth: Table, rid: str) -> dict[int, Source]:
 
 
 def _faults(
-    evidence: Evidence,
-    reference: Trace,
-    request: RequestSpec,
-    rows: np.ndarray,
-    expected: list[int],
-    sources: dict[int, Source],
+    evidence: Evidence, request: RequestSpec, rows: np.ndarray, expected: list[int], sources: dict[int, Source]
 ) -> Iterator[Divergence]:
     """One of each sort at most, at the first place."""
-    places = _places(evidence, reference, rows, expected, sources)
+    places = _places(evidence, rows, expected, sources)
     found = dict[str, tuple[int, Kind, object, object]]()
     for number, place in enumerate(places):
         if place is None:
@@ -103,15 +95,13 @@ def _faults(
         yield at_token(evidence, request.rid, place + 1, kind=kind, observed=observed, expected=wanted, hint=hint)
 
 
-def _places(
-    evidence: Evidence, reference: Trace, rows: np.ndarray, expected: list[int], sources: dict[int, Source]
-) -> list[int | None]:
+def _places(evidence: Evidence, rows: np.ndarray, expected: list[int], sources: dict[int, Source]) -> list[int | None]:
     """The place that each row's state is of: the one it should be, else the first that fits; None if there is none."""
-    if len(rows) == len(expected) and _fits(evidence, reference, rows, [sources[place] for place in expected]).all():
+    if len(rows) == len(expected) and _fits(evidence, rows, [sources[place] for place in expected]).all():
         return list(expected)
     columns = {}
     for place in expected:
-        columns[place] = _fits(evidence, reference, rows, [sources[place]] * len(rows))
+        columns[place] = _fits(evidence, rows, [sources[place]] * len(rows))
     found, following = list[int | None](), 0
     for number in range(len(rows)):
         fitting = [place for place in expected if columns[place][number]]
@@ -121,13 +111,13 @@ def _places(
     return found
 
 
-def _fits(evidence: Evidence, reference: Trace, rows: np.ndarray, sources: list[Source]) -> np.ndarray:
+def _fits(evidence: Evidence, rows: np.ndarray, sources: list[Source]) -> np.ndarray:
     """bool [m]: whether rows [m,h] are these states, by the limits that states have."""
     fits = np.zeros(len(rows), dtype=np.bool_)
     for name in {name for name, _ in sources}:
         at = np.asarray([place for place, source in enumerate(sources) if source[0] == name], dtype=np.int64)
-        if reference.tensors[name].shape[1] == rows.shape[1]:
+        if evidence.truth.tensors[name].shape[1] == rows.shape[1]:
             where = np.asarray([sources[place][1] for place in at.tolist()], dtype=np.int64)
             budget = budget_for(evidence.dtype)
-            fits[at] = judged_states(reference, name, engine=rows[at], at=where, budget=budget).passed
+            fits[at] = judged_states(evidence.truth, name, engine=rows[at], at=where, budget=budget).passed
     return fits

@@ -137,17 +137,15 @@ def check_rows_of_both_sides(evidence: Evidence) -> CheckResult:
 
     MISSING_ROW and EXTRA_ROW between the sides.
     """
-    assert evidence.aligned is not None
-    assert evidence.reference is not None
-    stopped = {str(event.data["rid"]): event for event in evidence.reference.named("reference_stopped")}
+    stopped = {str(event.data["rid"]): event for event in evidence.truth.named("reference_stopped")}
     judged, refused = judged_walks(evidence), errors(evidence)
     pruned = {part.share for parts in evidence.parts.values() for part in parts if ends_here(evidence, part)}
     found = [
         divergence
-        for divergence in unpaired(evidence.aligned, evidence.engine.rows, evidence.reference.rows)
+        for divergence in unpaired(evidence.paired, evidence.engine.rows, evidence.truth.rows)
         if not _unneeded(evidence, divergence, pruned)
         and not _unanswered(divergence, stopped)
-        and not (divergence.key.phase == Phase.ACCEPT and _share(divergence) in judged)
+        and not (divergence.key.phase == Phase.ACCEPT and divergence.key.share in judged)
     ]
     reasons = [
         f"no reference for {rid} from round {event.data.get('round')} on: {event.data.get('why')}"
@@ -155,11 +153,6 @@ def check_rows_of_both_sides(evidence: Evidence) -> CheckResult:
         if rid not in refused  # they have their reason
     ]
     return CheckResult(divergences=found, unknown=reasons)
-
-
-def _share(divergence: Divergence) -> Share:
-    key = divergence.key
-    return (key.dp_rank, key.rid, key.attempt, key.committed)
 
 
 def _unanswered(divergence: Divergence, stopped: dict[str, Event]) -> bool:
@@ -170,7 +163,7 @@ def _unanswered(divergence: Divergence, stopped: dict[str, Event]) -> bool:
 
 def _unneeded(evidence: Evidence, divergence: Divergence, pruned: set[Share]) -> bool:
     """What older workers leave out for a request that has just ended: its draft extend, the rest of its walk."""
-    key, share = divergence.key, _share(divergence)
+    key, share = divergence.key, divergence.key.share
     if divergence.kind is not Kind.MISSING_ROW or share not in pruned:
         return False
     if key.phase == Phase.EXTEND:

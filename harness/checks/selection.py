@@ -72,10 +72,8 @@ def read_round(evidence: Evidence, share: Share, values: Values) -> Round | None
 
 def by_reference(evidence: Evidence) -> Values:
     """What the reference says of each row."""
-    assert evidence.aligned is not None
-    assert evidence.reference is not None
-    answers = dict(zip(evidence.aligned.engine.tolist(), evidence.aligned.reference.tolist(), strict=True))
-    rows = evidence.reference.rows
+    answers = dict(zip(evidence.paired.engine.tolist(), evidence.paired.reference.tolist(), strict=True))
+    rows = evidence.truth.rows
 
     def values(row: int) -> tuple[dict[int, float], int] | None:
         answer = answers.get(row)
@@ -203,7 +201,7 @@ class NearSelections:
 
     def _place(self, mine: int) -> tuple[Share, int]:
         key = self._evidence.engine.rows.key(mine)
-        return (key.dp_rank, key.rid, key.attempt, key.committed), key.step
+        return key.share, key.step
 
     def _round(self, share: Share, whose: Callable[[Evidence], Values]) -> Round | None:
         name = (share, whose is by_engine)
@@ -219,8 +217,7 @@ class NearSelections:
         limit = self._limit(found, levels=step + 1 if self._phase is Phase.DRAFT else len(found.levels))
         if not gap < limit:
             return False
-        assert self._evidence.reference is not None
-        ours, truth = self._evidence.engine.rows, self._evidence.reference.rows
+        ours, truth = self._evidence.engine.rows, self._evidence.truth.rows
         result.ties.append(
             Tie(
                 key=ours.key(mine),
@@ -246,8 +243,7 @@ class NearSelections:
 
     def _limit(self, found: Round, *, levels: int) -> float:
         """Path values add up the rounding of every level; the widest row's counts for each."""
-        assert self._evidence.reference is not None
-        logits = self._evidence.reference.rows.lists["top_logits"]
+        logits = self._evidence.truth.rows.lists["top_logits"]
         noise = self._evidence.logit_noise.expected
         limits = [
             tie_limit(scale=float(np.abs(logits[row]).max(initial=0.0)), budget=self._budget, noise=float(noise[row]))

@@ -6,11 +6,11 @@ SGLang's own rules, held against the trace: no weights, no reference. It must no
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.checks.set_aside import errors, is_instead
+from harness.contract import answers
 from harness.contract.admission import ABORTED, EXHAUSTED, LOST_ON_THE_WAY, REFUSALS, reserved_slots, too_long
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
@@ -30,14 +30,14 @@ def check_admission(evidence: Evidence) -> CheckResult:
     EXTRA_ROW for one served that must be refused, MISSING_ROW for one that is not served.
     """
     result = CheckResult()
-    ends, told, full = _ends(evidence), _errors(evidence), queue_refuses(evidence)
+    ends, told, full = _ends(evidence), answers.errors(evidence.engine), queue_refuses(evidence)
     for request in evidence.scenario.requests:
         rid, error = request.rid, told.get(request.rid, "")
         why = too_long(request, evidence.scenario.spec, evidence.scenario.engine) or (
             "the queue is full when it arrives" if full.get(rid) else ""
         )
-        ran = [part for (who, _), listed in evidence.parts.items() if who == rid for part in listed]
-        served = not all(is_instead(evidence, part) for part in ran) or bool(rid in ends and ends[rid].output_ids)
+        ran = not all(is_instead(evidence, part) for part in evidence.parts_of(rid))
+        served = ran or bool(rid in ends and ends[rid].output_ids)
         if why:
             if served:
                 said = f"refused: {why}"
@@ -109,32 +109,25 @@ def check_aborts(evidence: Evidence) -> CheckResult:
         if rid not in ends:
             continue
         end, prompt = ends[rid], len(evidence.scenario.request(rid).input_ids)
-        state = _state(evidence, rid, event)
+        doing, until = _state(evidence, rid, event)
         result.count("tokens", len(end.output_ids))
-        if len(end.output_ids) > state.until - prompt:
+        if len(end.output_ids) > until - prompt:
             result.divergences.append(
                 Divergence(
                     kind=Kind.TOKEN,
-                    key=Key.of((event.dp_rank, rid, 0, state.until - 1), Phase.ACCEPT),
+                    key=Key.of((event.dp_rank, rid, 0, until - 1), Phase.ACCEPT),
                     round=-1,
-                    expected=f"{state.until - prompt} tokens, aborted at step {event.scheduler_step}",
+                    expected=f"{until - prompt} tokens, aborted at step {event.scheduler_step}",
                     observed=len(end.output_ids),
-                    hint=f"aborted-{state.name}",
+                    hint=f"aborted-{doing}",
                 )
             )
     return result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _State:
-    """What a request was doing when it was aborted; until: how far its text may go (prompt included)."""
-
-    name: str
-    until: int
-
-
-def _state(evidence: Evidence, rid: str, abort: Event) -> _State:
-    parts, step = _parts(evidence, rid), abort.scheduler_step
+def _state(evidence: Evidence, rid: str, abort: Event) -> tuple[str, int]:
+    """(what a request was doing when it was aborted, how far its text may go, its prompt included)."""
+    parts, step = evidence.parts_of(rid), abort.scheduler_step
     before = [part for part in parts if part.record.scheduler_step < step]
     prompt = len(evidence.scenario.request(rid).input_ids)
     until = max((_reach(part) for part in before if _commits(part)), default=prompt)
@@ -143,17 +136,17 @@ def _state(evidence: Evidence, rid: str, abort: Event) -> _State:
         one.scheduler_step == step and rid in one.data.get("rids", (rid,)) for one in earlier if one.name == "retract"
     )
     if not before or rid in _waiting(evidence, step - 1) or (_commits(before[-1]) and any(taken_back)):
-        return _State(name="retracted" if before else "queued", until=until)
+        return "retracted" if before else "queued", until
     if not _commits(before[-1]):
-        return _State(name="in-chunk", until=until)
+        return "in-chunk", until
     same = (
         one for one in parts if one.record.mode == "DECODE" or one.attempt == before[-1].attempt
     )  # or in a mixed batch
     later = (part for part in same if part.record.scheduler_step >= step)
     flying = evidence.engine.header.get("overlap") and before[-1].record.scheduler_step == step - 1
     if flying:  # the pass that it still runs is in flight
-        return _State(name="decoding", until=until)
-    return _State(name="decoding", until=max(until, max((_reach(part) for part in [*later][:1]), default=until)))
+        return "decoding", until
+    return "decoding", max(until, max((_reach(part) for part in [*later][:1]), default=until))
 
 
 def _commits(part: Part) -> bool:
@@ -202,13 +195,8 @@ def _wrongly_back(evidence: Evidence, event: Event, back: list[str]) -> Iterator
 def _worth(evidence: Evidence, rid: str, step: int) -> tuple[int, int]:
     """SGLang keeps longer outputs, and of equal ones shorter prompts."""
     prompt = len(evidence.scenario.request(rid).input_ids)
-    before = [part for part in _parts(evidence, rid) if part.record.scheduler_step < step and _commits(part)]
+    before = [part for part in evidence.parts_of(rid) if part.record.scheduler_step < step and _commits(part)]
     return max((_reach(part) for part in before), default=prompt) - prompt, -prompt
-
-
-def _parts(evidence: Evidence, rid: str) -> list[Part]:
-    """All parts of a request in order, whatever the attempt."""
-    return [part for (one, _), parts in sorted(evidence.parts.items()) if one == rid for part in parts]
 
 
 def _waiting(evidence: Evidence, step: int) -> set[str]:
@@ -220,10 +208,6 @@ def _waiting(evidence: Evidence, step: int) -> set[str]:
 def _ends(evidence: Evidence) -> dict[str, RequestEnd]:
     known = {request.rid for request in evidence.scenario.requests}
     return {end.rid: end for end in evidence.engine.ends if end.rid in known}
-
-
-def _errors(evidence: Evidence) -> dict[str, str]:
-    return {str(one.data["rid"]): str(one.data["error"]) for one in evidence.engine.named("request_error")}
 
 
 def _of(evidence: Evidence, rid: str, kind: Kind, expected: str, observed: str, hint: str) -> Divergence:

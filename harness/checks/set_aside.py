@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, Tie
+from harness.contract import answers
 from harness.contract.batches import Part
 from harness.contract.providers import is_witness
 from harness.contract.requests import GRAMMARS, PLAIN
-from harness.contract.types import Divergence, Kind, Phase
+from harness.contract.types import TARGET, Divergence, Kind, Phase
 
 #: What a scenario does to a hand-over that its request cannot outlive.
 LOSING = ("fail", "drop")
@@ -23,7 +24,7 @@ INSTEAD = 0
 WHATEVER_PROMPT = (Kind.CACHE_SLOT, Kind.LEAK, Kind.LOCKSTEP, Kind.CRASH, Kind.HANG)
 WHO_IS_SERVED = "admission"
 #: Where the target chooses, and the checks that hold a choice, or what is committed by choices, against a reference.
-CHOOSING = (Phase.PREFILL, Phase.VERIFY, Phase.ACCEPT)
+CHOOSING = (*TARGET, Phase.ACCEPT)
 OF_CHOICES = ("rules", "sampled", "losslessness")
 #: Checks that compare choices among other things: what a choice that differs is called there.
 CHOICE = "choice-"
@@ -35,7 +36,7 @@ def errors(evidence: Evidence) -> dict[str, str]:
     script = scenario.script if scenario.engine.disaggregation else ()
     lost = {rid for op in script if op.kind == "abort" or op.name in LOSING for rid in op.rids}
     asked = {request.rid for request in scenario.requests if request.expect == "answer"} - lost
-    said = {event.data["rid"]: event.data["error"] for event in evidence.engine.named("request_error")}
+    said = answers.errors(evidence.engine)
     return {
         end.rid: said.get(end.rid, "without a text")
         for end in evidence.engine.ends
@@ -99,9 +100,8 @@ def _refused(evidence: Evidence) -> Iterator[str]:
 
     One that had its own prompt, or went on, was taken: what is wrong with it then is a finding.
     """
-    said = {event.data["rid"] for event in evidence.engine.named("request_error")}
-    for rid in errors(evidence).keys() & said:
-        parts = [part for (who, _), listed in evidence.parts.items() if who == rid for part in listed]
+    for rid in errors(evidence).keys() & answers.errors(evidence.engine).keys():
+        parts = evidence.parts_of(rid)
         if len(parts) == 1 and is_instead(evidence, parts[0]):
             yield rid
 

@@ -7,6 +7,11 @@ back early (the cache keeps one copy), so those claim nothing afterwards.
 
 Branches of a paged tree that are read page by page begin with a copy of the prefix's unfinished last page; of these the
 probe compared the engine's own cache with itself (event 'tails', `harness.engine_side.probes.verify_probe`).
+
+Layers with sliding windows may have a pool of their own, where a slot is given back once no window reaches its
+position. That a window's values were right does not show it: a slot that was given back keeps them until somebody else
+gets it. So the probe says which slots a request had when a target's forward began (event 'window',
+`harness.engine_side.probes.pool_probe`).
 """
 
 from __future__ import annotations
@@ -17,13 +22,12 @@ from itertools import pairwise
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.contract.batches import Share
-from harness.contract.types import Divergence, Key, Kind, Phase
+from harness.contract.batches import Share, shares_of
+from harness.contract.trace import WINDOW
+from harness.contract.types import LAYERED, Divergence, Key, Kind, Phase
 
 #: Rows of these phases write KV that the request keeps.
 KEPT = (Phase.PREFILL, Phase.PREBUILT, Phase.EXTEND)
-#: A draft with several layers runs each of them over these rows, and every layer keeps KV of its own.
-LAYERED = (Phase.DRAFT_PREFILL, Phase.EXTEND, Phase.PREBUILT)
 PROMPT = (Phase.PREFILL, Phase.DRAFT_PREFILL)
 WRITING = (Phase.PREBUILT, Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.VERIFY, Phase.EXTEND)
 
@@ -205,18 +209,48 @@ def check_copies_of_last_page(evidence: Evidence) -> CheckResult:
     """
     result = CheckResult()
     for event in evidence.engine.named("tails"):
-        data = event.data
-        shares = zip(data["rids"], data["attempts"], data["committed"], data["holes"], data["wrong"], strict=True)
-        for rid, attempt, committed, holes, wrong in shares:
+        for share, holes, wrong in shares_of(event, "holes", "wrong"):
             result.count("cache_slots", holes)
             if wrong:
                 found = Divergence(
                     kind=Kind.CACHE_SLOT,
-                    key=Key.of((event.dp_rank, rid, attempt, committed), Phase.DRAFT),
-                    round=data["round"],
+                    key=Key.of(share, Phase.DRAFT),
+                    round=event.data["round"],
                     expected=f"{holes} copied slots",
                     observed=f"{wrong} of them hold something else",
                     hint="prefix-tail-not-copied",
                 )
                 result.divergences.append(found)
+    return result
+
+
+@register(id="windows", kinds=(Kind.CACHE_SLOT,), reads=("scenario", "engine"))
+def check_window_slots(evidence: Evidence) -> CheckResult:
+    """Every position that a sliding window reaches has a slot of its own in the pool of windows.
+
+    CACHE_SLOT for each request and forward with a position in reach that has no slot, or another's too.
+
+    How far a window reaches says the reference, which reads it in the checkpoint; else, below a witness, the engine.
+    """
+    result = CheckResult()
+    known = {} if evidence.reference is None else evidence.reference.header
+    for event in evidence.engine.named("window"):
+        window = int(known.get(WINDOW, event.data["window"]))
+        for share, length, held_from, shared in shares_of(event, "lens", "held_from", "shared"):
+            needed = max(0, share[3] + 1 - window)
+            result.count("window_slots", share[3] + length - needed)
+            for wrong, hint, expected, observed in (
+                (held_from > needed, "window-slot-gone", f"every position from {needed} on", f"from {held_from} on"),
+                (shared, "window-slot-shared", "a slot of its own for each position", f"{shared} that others have too"),
+            ):
+                if wrong:
+                    found = Divergence(
+                        kind=Kind.CACHE_SLOT,
+                        key=Key.of(share, event.data["phase"]),
+                        round=event.data["round"],
+                        expected=expected,
+                        observed=observed,
+                        hint=hint,
+                    )
+                    result.divergences.append(found)
     return result

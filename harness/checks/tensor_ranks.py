@@ -163,7 +163,7 @@ def _truth(evidence: Evidence, event: Event) -> np.ndarray | None:
         return None
     key, column = _key(event), str(event.data["column"])
     rows, reference = evidence.table.rows, evidence.reference
-    mine = evidence.table.groups.get((key.dp_rank, key.rid, key.attempt, key.committed), {}).get(key.phase, [])
+    mine = evidence.table.groups.get(key.share, {}).get(key.phase, [])
     found = [
         place for place, row in enumerate(evidence.aligned.engine.tolist()) if row in mine and rows.key(row) == key
     ]

@@ -16,7 +16,7 @@ from harness.checks.evidence import Evidence
 from harness.checks.outputs import at_output
 from harness.checks.registry import CheckResult, register
 from harness.checks.set_aside import errors
-from harness.contract.batches import Share
+from harness.contract.batches import Share, share_of, shares_of
 from harness.contract.requests import GRAMMARS, RequestSpec
 from harness.contract.trace import EOS, Event, RequestEnd
 from harness.contract.types import Divergence, Kind, Phase
@@ -31,13 +31,12 @@ def check_grammar(evidence: Evidence) -> CheckResult:
     TOKEN at rows that chose what their grammar does not allow, and at those whose mask is not its tokens.
     """
     result, masks, refused = CheckResult(), _masks(evidence), errors(evidence)
-    assert evidence.reference is not None
-    for event in evidence.reference.events:
+    for event in evidence.truth.events:
         if event.name == "unread":
             if event.data["rid"] not in refused:  # they have their reason
                 result.unknown.append(f"the grammar of {event.data['rid']} is not judged: {event.data['why']}")
         elif event.name == "allowed":
-            share = (event.dp_rank, event.data["rid"], event.data["attempt"], event.data["committed"])
+            share = share_of(event)
             allowed = [None if bits is None else _bits(bits) for bits in event.data["bits"]]
             _judge_choices(evidence, share, Phase(event.data["phase"]), allowed, result)
             if any(one is not None for one in allowed):
@@ -104,11 +103,9 @@ def _judge_masks(evidence: Evidence, share: Share, event: Event, own: list[str] 
 def _masks(evidence: Evidence) -> dict[tuple[Any, ...], list[str]]:
     """The engine's own: by share and phase, one a row."""
     return {
-        (event.dp_rank, rid, attempt, committed, event.data["phase"]): bits
+        (*share, event.data["phase"]): bits
         for event in evidence.engine.named("masks")
-        for rid, attempt, committed, bits in zip(
-            *(event.data[name] for name in ("rids", "attempts", "committed", "bits")), strict=True
-        )
+        for share, bits in shares_of(event, "bits")
     }
 
 
@@ -123,8 +120,7 @@ def check_texts(evidence: Evidence) -> CheckResult:
     TOKEN where an output runs past its stop string, ends without one, or comes back as another text.
     """
     result = CheckResult()
-    assert evidence.reference is not None
-    written = {event.data["rid"]: event.data for event in evidence.reference.named("written")}
+    written = {event.data["rid"]: event.data for event in evidence.truth.named("written")}
     answers = {event.data["rid"]: event.data for event in evidence.engine.named("text")}
     result.unknown = [
         f"the text of {request.rid} is not judged: the reference has no tokenizer"

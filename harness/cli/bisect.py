@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,17 +12,14 @@ import typer
 from rich.console import Console
 
 from harness.archive.run_folders import whole
-from harness.bisect.changes import changed_between
-from harness.bisect.documents import bisect_document, interrupted_document
-from harness.bisect.repository import checkout, commits
-from harness.bisect.search import NoAnswer, NoChange, search
-from harness.bisect.trees import worktrees
-from harness.bisect.trials import MOST_TRIES, Trials
+from harness.bisect.changes import Changed, changed_between
+from harness.bisect.repository import checkout, commits, worktrees
+from harness.bisect.search import Answer, Line, NoAnswer, NoChange, Tried, search
+from harness.bisect.trials import MOST_TRIES, Subject, Trials
 from harness.bisect.verdicts import Cache
 from harness.cli import bisect_runs, bisect_versions, options
 from harness.cli.bisect_runs import Setting
 from harness.cli.outcome import Exit, guarded, kept, typed_again
-from harness.cli.settings import OF_KERNELS, takes_settings
 from harness.contract.outputs import check_target, write_json
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
@@ -28,9 +27,12 @@ from harness.driving.adapt import NOTHING, Wanted
 from reports.bisect import render_bisect
 from reports.prose import say
 
+#: Of the JSON, which is stable and described in docs/bisect.md.
+BISECT_SCHEMA = 1
+
 
 @guarded
-@takes_settings(OF_KERNELS)
+@options.takes_settings(options.OF_KERNELS)
 def command(
     bad: Annotated[str, typer.Option(help="A release (with --repo: a commit) that shows the failure.")],
     good: Annotated[str, typer.Option(help="A release (with --repo: a commit) without it, older or newer.")],
@@ -77,7 +79,11 @@ def command(
             else:
                 document = _over_commits(repo, setting, trials, bad=bad, good=good, console=console)
     except NoAnswer as error:
-        return _no_answer(error, trials, console)
+        for one in error.tried:
+            say(console, f"  {one.name} is {one.call}: {one.why}" + (f"; {one.run}" if one.run else ""))
+        if isinstance(error, NoChange) and not trials.repeated:
+            error.add_note("if the failure comes and goes, search with  --repeat 5")
+        raise
     render_bisect(console, document, repo=repo)
     write_json(document, json)
     return Exit.PASS if document["exact"] else Exit.UNKNOWN
@@ -109,9 +115,7 @@ def _over_releases(setting: Setting, trials: Trials, *, bad: str, good: str, con
     found = search(line, bisect_versions.judge_release(setting, trials, console=console), direction=direction)
     path = bisect_versions.path_of(found.tried)
     changed = bisect_versions.changed_between_releases(found.old, found.new, path=path)
-    return bisect_document(
-        found, names=line.names, over="releases", subject=setting.subject, trials=trials, changed=changed, note=note
-    )
+    return bisect_document(found, line=line, subject=setting.subject, trials=trials, changed=changed, note=note)
 
 
 def _over_commits(
@@ -125,27 +129,58 @@ def _over_commits(
     with worktrees(repository) as trees:
         judge = bisect_versions.judge_commit(setting, trials, worktrees=trees, console=console)
         found = search(line, judge, direction=line.direction)
-    shown = {*(one.name for one in found.tried), *found.between, found.old, found.new}
-    return bisect_document(
-        found,
-        names=line.names,
-        over="commits",
-        subject=setting.subject,
-        trials=trials,
-        changed=changed_between(repository, found.old, found.new, path=bisect_versions.path_of(found.tried)),
-        labels={name: line.label(name) for name in shown},
-        titles={name: repository.title(name) for name in shown},
-    )
+    changed = changed_between(repository, found.old, found.new, path=bisect_versions.path_of(found.tried))
+    return bisect_document(found, line=line, subject=setting.subject, trials=trials, changed=changed)
 
 
-def _no_answer(error: NoAnswer, trials: Trials, console: Console) -> Exit:
-    """Ends that are not what they were named for: a usage error if they have verdicts, else unknown."""
-    for one in error.tried:
-        say(console, f"  {one.name} is {one.call}: {one.why}" + (f"; {one.run}" if one.run else ""))
-    text = str(error)
-    if isinstance(error, NoChange):
-        if not trials.repeated:
-            text += "\n  if the failure comes and goes, search with  --repeat 5"
-        raise UsageError(text)
-    say(Console(stderr=True), f"eaglecheck: {text}")
-    return Exit.UNKNOWN
+def bisect_document(
+    found: Answer, *, line: Line, subject: Subject, trials: Trials, changed: Sequence[Changed] | None, note: str = ""
+) -> dict[str, Any]:
+    """The whole search. changed: None where the two trees are not both there."""
+    order, ends = {name: at for at, name in enumerate(line.names)}, (found.old, found.new)
+    tried = sorted(found.tried, key=lambda one: order.get(one.name, 0))
+    return {
+        **interrupted_document(over=line.over, subject=subject, trials=trials, why=note),
+        "direction": found.direction,
+        "first_bad": found.first_bad,
+        "first_good": found.first_good,
+        "last_good": found.last_good,
+        "last_bad": found.last_bad,
+        "exact": found.exact,
+        "between": [{"name": name, "label": line.label(name)} for name in found.between],
+        "versions": len(order),
+        "tried": [_tried(one, label=line.label(one.name), title=line.title(one.name)) for one in tried],
+        "risk": found.risk,
+        "changed_known": changed is not None,
+        "changed": [dataclasses.asdict(one) for one in changed or ()],
+        "commits": {name: line.title(name) for name in ends} if line.over == "commits" else {},
+        "labels": {name: line.label(name) for name in ends},
+    }
+
+
+def interrupted_document(*, over: str, subject: Subject, trials: Trials, why: str) -> dict[str, Any]:
+    """What there is without an answer: what is searched for, and everything tried so far."""
+    rate = trials.rate
+    return {
+        "schema": BISECT_SCHEMA,
+        "case": subject.name,
+        "scenario": subject.scenario.id,
+        "failure": {"signature": trials.failure.signature, "kinds": list(trials.failure.kinds)},
+        "over": over,
+        "exact": False,
+        "tried": [_tried(one, label=one.name, title="") for one in trials.judged],
+        "repeated": trials.repeated,
+        "rate": rate and {"failures": rate.failures, "tries": rate.tries, "lower": round(rate.lower, 6)},
+        "note": why,
+    }
+
+
+def _tried(one: Tried, *, label: str, title: str) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(one),
+        "label": label,
+        "title": title,
+        "kinds": list(one.kinds),
+        "seconds": round(one.seconds, 1),
+        "run": one.run if one.run and Path(one.run).is_dir() else None,
+    }

@@ -17,9 +17,8 @@ from rich.console import Console
 from harness.archive.store import FINDINGS, read_case
 from harness.bisect.changes import Changed, changed_files
 from harness.bisect.fitting import FitError, misfit, of_commit, of_release, rebuilt
-from harness.bisect.repository import PYTHON, Repository
+from harness.bisect.repository import PYTHON, Repository, Worktrees
 from harness.bisect.search import Direction, Releases, Tried
-from harness.bisect.trees import Worktrees
 from harness.bisect.trials import Trials
 from harness.cli.bisect_runs import Setting, one_run
 from harness.contract.usage import UsageError, UserError

@@ -27,7 +27,7 @@ def command(
 
     A page says which releases, what reaches it, the cause, and how to reproduce it.
     """
-    # pandas comes with it, which no other verb should wait for
+    # rich's Markdown comes with it, which no other verb should wait for
     from reports.known_issues import index_markdown, page_markdown, render_index, render_page
 
     known = issues()

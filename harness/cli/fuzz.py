@@ -18,7 +18,6 @@ from harness.cli import options, prepare
 from harness.cli.documents import interrupted_run, run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
 from harness.cli.programs import check_family, of_pair, past_eos, tokens_of, usual_family
-from harness.cli.settings import takes_settings
 from harness.contract.outputs import check_target, write_json
 from harness.contract.providers import WITNESS
 from harness.contract.usage import UsageError, unknown
@@ -40,7 +39,7 @@ WORTH_A_BOOT, WORTH_SAYING = 30, 2000
 
 
 @guarded
-@takes_settings()
+@options.takes_settings()
 def command(
     engine: options.Release = None,
     device: options.Device = "cpu",

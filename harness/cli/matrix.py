@@ -16,7 +16,6 @@ from harness.cli.documents import cell_document, matrix_document
 from harness.cli.night_plan import Asked
 from harness.cli.nightly import run_night
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
-from harness.cli.settings import OF_KERNELS, takes_settings
 from harness.contract.outputs import check_target, write_json
 from harness.contract.usage import UsageError
 from harness.driving.adapt import NOTHING, Wanted
@@ -30,7 +29,7 @@ from reports.terminal import LiveLine, render_matrix
 
 
 @guarded
-@takes_settings(OF_KERNELS)
+@options.takes_settings(options.OF_KERNELS)
 def command(
     engines: Annotated[str | None, typer.Option(help="Releases, comma-separated.")] = None,
     cases: Annotated[str | None, typer.Option(help="Corpus cases, comma-separated; with --nights also 'all'.")] = None,

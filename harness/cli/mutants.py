@@ -14,7 +14,6 @@ from harness.both_sides.mutants import MUTANTS, Mutant
 from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept, typed_again
 from harness.cli.scenario_checks import check_scenarios
-from harness.cli.settings import takes_settings
 from harness.contract.outputs import check_target, writable, write_json
 from harness.contract.providers import AUTO
 from harness.contract.usage import UsageError, unknown
@@ -27,7 +26,7 @@ from reports.prose import say
 
 
 @guarded
-@takes_settings(("cuda_graph", "prefill_cuda_graph", "server_args"))
+@options.takes_settings(("cuda_graph", "prefill_cuda_graph", "server_args"))
 def command(
     engine: options.Release = None,
     device: options.Device = "cpu",

@@ -15,7 +15,6 @@ from rich.console import Console
 from cases.families import FAMILIES
 from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept, typed_again
-from harness.cli.settings import OF_KERNELS, takes_settings
 from harness.contract import plain_files
 from harness.contract.outputs import check_target, writable, write_json
 from harness.contract.scenario import Scenario
@@ -40,7 +39,7 @@ NAME = re.compile(r"\w+-\d+-[0-9a-f]{6}")
 
 
 @guarded
-@takes_settings(OF_KERNELS)
+@options.takes_settings(options.OF_KERNELS)
 def command(
     engine: options.Release = None,
     device: options.Device = "cpu",

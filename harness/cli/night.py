@@ -19,7 +19,6 @@ from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.contract.outputs import check_named, check_target, writable, write_json
 from harness.contract.usage import UsageError
 from harness.night import document, store
-from harness.night.ci import BUDGET, summary, workflow_commands
 from harness.night.judge import Judgement, judge
 from harness.night.merge import merge
 from harness.night.records import CellResult, Judged, Night
@@ -71,7 +70,7 @@ def command(
                 junit_file.write_text(document.junit(judged))
         if summary_file is not None:
             _add_summary(summary_file, judged)
-        for line in workflow_commands(judged) if annotate else []:
+        for line in document.workflow_commands(judged) if annotate else []:
             sys.stdout.write(f"{line}\n")
 
     return conclude(folder, night, root=nights, entries=entries, console=console, json=json, also=also, keep=whole)
@@ -111,18 +110,15 @@ def _newest(root: Path) -> tuple[Path, Night, bool]:
         raise UsageError(f"{last.folder} is one shard\n  judge all of them:  eaglecheck night {root} --nights STORE")
     if last.night is not None:
         return last.folder, last.night, True
-    why = (
-        f"night {last.plan.id} on {last.plan.host} never finished: it was killed, or could not write; "
-        f"to drive the rest, type its command again with --resume {last.plan.id}"
-    )
-    return last.folder, Night(plan=last.plan, finished=datetime.now(UTC).isoformat(), cells=(), faults=(why,)), False
+    faults = (f"this night {last.plan.cut_off}",)
+    return last.folder, Night(plan=last.plan, finished=datetime.now(UTC).isoformat(), cells=(), faults=faults), False
 
 
 def _add_summary(path: Path, judged: Judgement) -> None:
     """After what is there already, inside the budget of them together."""
     there = path.stat().st_size if path.exists() else 0
     with _output("summary", path), path.open("a") as file:
-        file.write(summary(judged, budget=max(BUDGET - there, 0)))
+        file.write(document.summary(judged, budget=max(document.BUDGET - there, 0)))
 
 
 @contextlib.contextmanager

@@ -1,11 +1,23 @@
-"""Options that several commands share, with SGLang's names where it has one. It must not read or check their values."""
+"""Options that several commands share, with SGLang's names where it has one; its own settings come as one `Wanted`.
+
+It must not read or check what their values name.
+"""
 
 from __future__ import annotations
 
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import typer
+
+from harness.contract.allowed import Place
+from harness.contract.settings import EngineConfig
+from harness.driving.adapt import Wanted
+from harness.engines import server_args
 
 Run = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run folder, or one scenario's or reproducer's folder in it.")
@@ -91,3 +103,96 @@ Assume = Annotated[
 Known = Annotated[
     Path | None, typer.Option("--known", help="Known findings, a TOML file. Default: those of docs/findings.")
 ]
+
+#: The fields of `Wanted`, each an option.
+SETTINGS: dict[str, Any] = {
+    "dtype": typer.Option("--dtype", help="Engine dtype; on a GPU float16 (default) or bfloat16."),
+    "attention_backend": typer.Option(
+        "--attention-backend", "--backend", help="Attention: triton; on a GPU also flashinfer, fa3 or dsa."
+    ),
+    "cuda_graph": typer.Option(
+        "--cuda-graph/--disable-cuda-graph", "--graphs/--no-graphs", help="Decode in CUDA graphs, or eagerly."
+    ),
+    "prefill_cuda_graph": typer.Option(
+        "--prefill-cuda-graph/--disable-prefill-cuda-graph",
+        help="With --cuda-graph: prompts in CUDA graphs too, as newer releases run by default, or eagerly (default).",
+    ),
+    "overlap_schedule": typer.Option(
+        "--overlap-schedule/--disable-overlap-schedule", "--overlap/--no-overlap", help="Overlap scheduling on or off."
+    ),
+    "enable_overlap_plan_stream": typer.Option(
+        "--enable-overlap-plan-stream/--disable-overlap-plan-stream",
+        help="On a GPU: verifies are planned in a stream of their own, or not (default).",
+    ),
+    "page_size": typer.Option("--page-size", "--page", help="Tokens a KV page holds."),
+    "context_length": typer.Option(
+        "--context-length", help="Tokens a request may grow to. Default: the scenario's, 512."
+    ),
+    "chunked_prefill_size": typer.Option(
+        "--chunked-prefill-size", help="Prompt tokens a batch. Default: the scenario's."
+    ),
+    "max_running_requests": typer.Option("--max-running-requests", help="Requests a batch at most."),
+    "max_total_tokens": typer.Option("--max-total-tokens", help="KV slots of the engine, for all its requests."),
+    "cuda_graph_max_bs": typer.Option(
+        "--cuda-graph-max-bs", help="Largest batch with a CUDA graph. Default: graphs of 1, 2, 4."
+    ),
+    "mem_fraction_static": typer.Option(
+        "--mem-fraction-static", help="Share of the device for weights and KV cache. Default: 0.5."
+    ),
+    "trust_remote_code": typer.Option(
+        "--trust-remote-code", help="Let SGLang run the Python files that come with --target."
+    ),
+    "disable_hybrid_swa_memory": typer.Option(
+        "--disable-hybrid-swa-memory/--hybrid-swa-memory",
+        help="One KV pool for layers with sliding windows and without, or a pool of their own for the former.",
+    ),
+    "server_args": typer.Option(
+        "--server-arg",
+        metavar="NAME=VALUE",
+        help="Another argument of SGLang's own, as it calls it; goes to it as it is; may be repeated.",
+    ),
+}
+#: Those that change which code of SGLang runs.
+OF_KERNELS = ("dtype", "attention_backend", "cuda_graph", "prefill_cuda_graph", "overlap_schedule", "page_size")
+
+Command = Callable[..., Any]
+
+
+def allowed_of(name: str) -> str:
+    """What an option that is a field of EngineConfig takes, in words."""
+    return Place(EngineConfig, (name,)).typed
+
+
+@functools.cache
+def _option(name: str) -> Any:
+    """The option; the help of one for a number says which, as a scenario file may have it."""
+    kind = list[str] | None if name == "server_args" else get_type_hints(Wanted)[name]
+    info = copy.copy(SETTINGS[name])
+    if {int, float} & {*get_args(kind)}:
+        info.help = f"{info.help} Allowed: {allowed_of(name)}."
+    return Annotated[kind, info]
+
+
+def takes_settings(names: Sequence[str] = tuple(SETTINGS)) -> Callable[[Command], Command]:
+    """Decorator: the options of these names stand where the command has a parameter `wanted`."""
+
+    def decorate(command: Command) -> Command:
+        added = [
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=_option(name))
+            for name in names
+        ]
+        own = inspect.signature(command, eval_str=True)
+        parameters = [one for each in own.parameters.values() for one in (added if each.name == "wanted" else [each])]
+
+        @functools.wraps(command)
+        def call(**given: Any) -> Any:
+            typed = {name: given.pop(name) for name in names}
+            if "server_args" in typed:
+                typed["server_args"] = server_args.read(typed["server_args"] or ())
+            return command(**given, wanted=Wanted(**typed))
+
+        call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {one.name: one.annotation for one in parameters}
+        return call
+
+    return decorate

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 
-from harness.cli.settings import SETTINGS, allowed_of
+from harness.cli.options import SETTINGS, allowed_of
 from harness.contract.allowed import scalar
 from harness.contract.usage import meant, unknown
 

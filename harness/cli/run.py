@@ -13,7 +13,6 @@ from harness.cli import options, prepare
 from harness.cli.documents import interrupted_run, run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
 from harness.cli.programs import choose_scenarios, of_prompts
-from harness.cli.settings import takes_settings
 from harness.contract.known_issues import assumable
 from harness.contract.outputs import check_target, write_json
 from harness.contract.scenario import Scenario
@@ -29,7 +28,7 @@ from reports.terminal import LiveLine, render_run
 
 
 @guarded
-@takes_settings()
+@options.takes_settings()
 def command(
     engine: options.Release = None,
     device: options.Device = "cpu",

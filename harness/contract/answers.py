@@ -49,6 +49,11 @@ def answers(trace: Trace) -> dict[str, Answer]:
     return found
 
 
+def errors(trace: Trace) -> dict[str, str]:
+    """rid -> what SGLang said instead of an answer."""
+    return {str(event.data["rid"]): str(event.data["error"]) for event in trace.named("request_error")}
+
+
 def flat_states(returned: Sequence[Any]) -> np.ndarray | None:
     """`meta_info["hidden_states"]` -> float32 [rows, h]: a chunk is a list of rows, a decoded one a row.
 

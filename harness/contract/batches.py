@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from harness.contract.settings import SpecConfig
 from harness.contract.trace import Event, RoundRecord, Trace
@@ -41,6 +42,25 @@ class Part:
     def share(self) -> Share:
         """The key of the rows this part left."""
         return (self.record.dp_rank, self.rid, self.attempt, self.start)
+
+
+def event_at(part: Part, name: str, **data: Any) -> Event:
+    """An event that speaks of one request in one batch."""
+    named = {"rid": part.rid, "attempt": part.attempt, "committed": part.start}
+    record = part.record
+    return Event(name=name, scheduler_step=record.scheduler_step, dp_rank=record.dp_rank, data=named | data)
+
+
+def share_of(event: Event) -> Share:
+    """Of an event that speaks of one request in one batch."""
+    return (event.dp_rank, event.data["rid"], event.data["attempt"], event.data["committed"])
+
+
+def shares_of(event: Event, *names: str) -> Iterator[tuple[Any, ...]]:
+    """(share, what each of its lists `names` has there) of an event that speaks of several requests of one batch."""
+    columns = (event.data[name] for name in ("rids", "attempts", "committed", *names))
+    for rid, attempt, committed, *more in zip(*columns, strict=True):
+        yield ((event.dp_rank, rid, attempt, committed), *more)
 
 
 def leading_rounds(trace: Trace) -> list[RoundRecord]:

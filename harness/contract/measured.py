@@ -31,7 +31,7 @@ from harness.contract.noise import (
 from harness.contract.rows import Rows
 from harness.contract.tolerance import Budget, judge_rows
 from harness.contract.trace import Trace
-from harness.contract.types import Phase
+from harness.contract.types import TARGET
 
 
 def state_noise(reference: Trace, name: str, budget: Budget) -> Noise | None:
@@ -157,7 +157,7 @@ def target_scales(reference: Trace | None, noise: LogitNoise) -> dict[str, tuple
     if reference is None:
         return {}
     logits, rids = reference.rows.lists["top_logits"], reference.rows.strings["rid"]
-    of_target = np.isin(reference.rows.strings["phase"].astype(str), (Phase.PREFILL, Phase.VERIFY))
+    of_target = np.isin(reference.rows.strings["phase"].astype(str), TARGET)
     rows = np.flatnonzero(of_target & (logits.lengths > 0))
     scales = [float(np.abs(logits[row]).max()) for row in rows.tolist()]
     found = dict[str, tuple[float, float]]()

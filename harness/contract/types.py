@@ -24,6 +24,18 @@ class Phase(StrEnum):
     PREBUILT = "PREBUILT"  # decode-side batch whose prefill ran elsewhere
 
 
+#: Forwards of the target.
+TARGET = (Phase.PREFILL, Phase.VERIFY)
+#: Those of the draft over the rows that the target's forward before them had.
+EXTENDING = (Phase.DRAFT_PREFILL, Phase.EXTEND)
+#: All of the draft's.
+DRAFTING = (Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.EXTEND)
+#: Row j of these stands at committed + j.
+RUNNING = (Phase.PREFILL, *EXTENDING)
+#: `step` of their rows is the layer of a draft with several, each of which keeps KV of its own.
+LAYERED = (*EXTENDING, Phase.PREBUILT)
+
+
 class Kind(StrEnum):
     """What is wrong. Stable: gates and known-failure files read these words."""
 
@@ -83,6 +95,11 @@ class Key:
     def of_rank(dp_rank: int, phase: str, *, step: int = 0) -> Key:
         """Of something that belongs to a rank, not to a request."""
         return Key(dp_rank=dp_rank, rid="", attempt=0, committed=-1, phase=phase, step=step, slot=0)
+
+    @property
+    def share(self) -> tuple[int, str, int, int]:
+        """The request's share of a batch that it belongs to."""
+        return (self.dp_rank, self.rid, self.attempt, self.committed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

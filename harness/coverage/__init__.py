@@ -26,9 +26,9 @@ from harness.coverage import (
     texts,
     windows,
 )
-from harness.coverage.points import POINTS, CoveragePoint, Reach, ReachTable, Where, count, names, reach_of
+from harness.coverage.points import POINTS, CoveragePoint, Reach, Where, count, names, reach_of
 
 #: Importing a subject's module registers its points.
 SUBJECTS = (prefill, decode, served, ranks, handoff, rules, answers, texts, windows, recurrent, host_cache)
 
-__all__ = ["POINTS", "SUBJECTS", "CoveragePoint", "Reach", "ReachTable", "Where", "count", "names", "reach_of"]
+__all__ = ["POINTS", "SUBJECTS", "CoveragePoint", "Reach", "Where", "count", "names", "reach_of"]

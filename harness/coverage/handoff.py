@@ -14,7 +14,7 @@ from typing import Any
 from harness.contract.batches import parts_of
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Event, RoundRecord, Trace
-from harness.coverage.points import Place, Where, chunks_of, coverage_point
+from harness.coverage.points import Place, Where, chunks_of, coverage_point, running_after
 
 
 def _prebuilt(trace: Trace) -> list[RoundRecord]:
@@ -203,17 +203,11 @@ def prefix_on_decode_side(scenario: Scenario, trace: Trace) -> Iterator[Place]:
             yield records.get(int(event.data["round"]))
 
 
-def _of_ranks(trace: Trace) -> dict[tuple[int, int], set[str]]:
-    """(scheduler step, DP rank) -> requests that the rank of the decode side was running after that step."""
-    steps = (event for event in trace.named("turn") if event.data.get("side") == "decode")
-    return {(event.scheduler_step, event.dp_rank): set(event.data["running"]) for event in steps}
-
-
 def _others(trace: Trace, record: RoundRecord) -> list[set[str]]:
     """What the other ranks of the decode side were running before that batch."""
     return [
         held
-        for (scheduler_step, rank), held in _of_ranks(trace).items()
+        for (scheduler_step, rank), held in running_after(trace, "decode").items()
         if scheduler_step == record.scheduler_step - 1 and rank != record.dp_rank
     ]
 
@@ -250,7 +244,7 @@ def handed_over_on_each_rank(scenario: Scenario, trace: Trace) -> Iterator[Place
 def empty_prebuilt_beside_busy_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     if scenario.engine.dp_size < 2:
         return
-    held = _of_ranks(trace)
+    held = running_after(trace, "decode")
     yield from (
         None
         for scheduler_step in _emptied(trace)

@@ -6,7 +6,7 @@ This module must not judge rows and must not know a point by name, accept length
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -126,17 +126,13 @@ class Reach:
     positions: int = 0
 
 
-@dataclass(slots=True)
-class ReachTable:
-    """The coverage table of a run, filled scenario by scenario so that no trace need be kept."""
-
-    lines: dict[str, Reach] = field(default_factory=lambda: {name: Reach(name=name) for name in POINTS})
-
-    def add(self, scenario: Scenario, verdict: Verdict) -> None:
-        """Count what the verdict on one scenario says."""
+def reach_of(judged: Iterable[tuple[Scenario, Verdict]]) -> list[Reach]:
+    """The lines of a run that say anything: asked for, or seen."""
+    lines = {name: Reach(name=name) for name in POINTS}
+    for scenario, verdict in judged:
         for name, times in verdict.coverage.items():
-            line, wanted = self.lines.get(name, Reach(name=name)), name in scenario.wants
-            self.lines[name] = Reach(
+            line, wanted = lines.get(name, Reach(name=name)), name in scenario.wants
+            lines[name] = Reach(
                 name=name,
                 generated=line.generated + wanted,
                 reached=line.reached + (wanted and times > 0),
@@ -144,14 +140,7 @@ class ReachTable:
                 times=line.times + times,
                 positions=line.positions + verdict.inside.get(name, 0),
             )
-
-
-def reach_of(judged: Iterable[tuple[Scenario, Verdict]]) -> list[Reach]:
-    """The lines of a run that say anything: asked for, or seen."""
-    table = ReachTable()
-    for scenario, verdict in judged:
-        table.add(scenario, verdict)
-    return [line for line in table.lines.values() if line.generated or line.seen]
+    return [line for line in lines.values() if line.generated or line.seen]
 
 
 # Words of the predicates
@@ -184,6 +173,12 @@ def points_of_keys(keys: Iterable[str], find: Callable[[Scenario, Trace, str], I
 
         point.__name__ = f"verify_by_{key}"
         coverage_point(f"a verify of a request that asks for {key}")(point)
+
+
+def running_after(trace: Trace, side: str | None = None) -> dict[tuple[int, int], set[str]]:
+    """(scheduler step, DP rank) -> requests that were running there after that step. side: of a pair of engines."""
+    steps = (event for event in trace.named("turn") if side in (None, event.data.get("side")))
+    return {(event.scheduler_step, event.dp_rank): set(event.data.get("running", ())) for event in steps}
 
 
 def first_tokens(trace: Trace, rids: Collection[str]) -> Iterator[Part]:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from harness.contract.batches import leading_rounds
 from harness.contract.scenario import Scenario
 from harness.contract.trace import RoundRecord, Trace
-from harness.coverage.points import Place, Where, coverage_point, finished, last_output
+from harness.coverage.points import Place, Where, coverage_point, finished, last_output, running_after
 
 
 def _scheduler_steps(trace: Trace) -> dict[int, dict[int, RoundRecord]]:
@@ -39,12 +39,6 @@ def _busy_scheduler_steps(trace: Trace) -> dict[int, list[RoundRecord]]:
         if record.mode != "IDLE":
             found.setdefault(record.dp_rank, []).append(record)
     return found
-
-
-def _held(trace: Trace) -> dict[tuple[int, int], tuple[str, ...]]:
-    """(scheduler step, DP rank) -> requests that were running there after that step."""
-    steps = trace.named("turn")
-    return {(event.scheduler_step, event.dp_rank): tuple(event.data.get("running", ())) for event in steps}
 
 
 @coverage_point("a forward whose ranks pad their tokens to those of the fullest one (MAX_LEN)", where=Where.RANKS)
@@ -79,7 +73,7 @@ def idle_from_the_start(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("a rank idle beside others, without requests, between two of its own", where=Where.RANKS)
 def idle_between_requests(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    busy, held = _busy_scheduler_steps(trace), _held(trace)
+    busy, held = _busy_scheduler_steps(trace), running_after(trace)
     for record, _ in _idle(trace):
         own = [one.scheduler_step for one in busy.get(record.dp_rank, ())]
         if own and own[0] < record.scheduler_step < own[-1] and not held.get((record.scheduler_step, record.dp_rank)):
@@ -123,7 +117,7 @@ def idle_beside_verify(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("a rank with running requests held idle because another rank prefills", where=Where.RANKS)
 def held_idle_by_prefill(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    held = _held(trace)
+    held = running_after(trace)
     for record, busy in _idle(trace):
         if any(one.mode == "PREFILL" for one in busy) and held.get((record.scheduler_step, record.dp_rank)):
             yield record

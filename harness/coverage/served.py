@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.contract.admission import EXHAUSTED, too_long
+from harness.contract.answers import errors
 from harness.contract.batches import Part
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.coverage.points import Place, coverage_point, parts_of_request, verifies
 
 
-def _errors(trace: Trace) -> dict[str, str]:
-    events = trace.named("request_error")
-    return {str(event.data["rid"]): str(event.data.get("error", "")) for event in events}
-
-
 @coverage_point("a request that is too long, and refused")
 def too_long_refused(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     for request in scenario.requests:
-        if request.rid in _errors(trace) and too_long(request, scenario.spec, scenario.engine):
+        if request.rid in errors(trace) and too_long(request, scenario.spec, scenario.engine):
             yield None
 
 
@@ -42,12 +38,12 @@ def unlimited_ended(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("a request refused because as many wait as may")
 def full_queue_refused(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    yield from (None for error in _errors(trace).values() if "queue is full" in error)
+    yield from (None for error in errors(trace).values() if "queue is full" in error)
 
 
 @coverage_point("a request that outgrew the pool while no other was left in it, and was given up")
 def outgrew_the_pool(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    given_up = (rid for rid, error in _errors(trace).items() if EXHAUSTED in error)
+    given_up = (rid for rid, error in errors(trace).items() if EXHAUSTED in error)
     yield from (parts_of_request(trace, rid)[-1] for rid in given_up if parts_of_request(trace, rid))
 
 

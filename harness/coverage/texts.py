@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from harness.contract.batches import Part, Share
+from harness.contract.batches import Part, Share, shares_of
 from harness.contract.requests import GRAMMARS
 from harness.contract.scenario import Scenario
 from harness.contract.trace import EOS, Trace
@@ -46,22 +46,19 @@ def first_token_by_grammar(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 def _masks(trace: Trace) -> dict[Share, list[int]]:
     """Of every verify of a constrained request: the tokens allowed after each node, one bit each."""
     return {
-        (event.dp_rank, rid, attempt, committed): [int.from_bytes(bytes.fromhex(one), "little") for one in bits]
+        share: [int.from_bytes(bytes.fromhex(one), "little") for one in bits]
         for event in trace.named("masks")
         if event.data["phase"] == Phase.VERIFY
-        for rid, attempt, committed, bits in zip(
-            *(event.data[name] for name in ("rids", "attempts", "committed", "bits")), strict=True
-        )
+        for share, bits in shares_of(event, "bits")
     }
 
 
 @coverage_point("a drafted token that the grammar does not allow after its parent")
 def draft_off_grammar(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    masks, nodes, ints = _masks(trace), dict[Share, list[tuple[int, int]]](), trace.rows.ints
-    rids, phases = trace.rows.strings["rid"], trace.rows.strings["phase"]
-    for row in np.flatnonzero(phases == Phase.VERIFY).tolist():
-        share = (int(ints["dp_rank"][row]), str(rids[row]), int(ints["attempt"][row]), int(ints["committed"][row]))
-        nodes.setdefault(share, []).append((int(ints["parent"][row]), int(ints["input_id"][row])))
+    masks, nodes, rows = _masks(trace), dict[Share, list[tuple[int, int]]](), trace.rows
+    for row in np.flatnonzero(rows.strings["phase"] == Phase.VERIFY).tolist():
+        node = int(rows.ints["parent"][row]), int(rows.ints["input_id"][row])
+        nodes.setdefault(rows.key(row).share, []).append(node)
     for part in verify_parts(trace):
         bits = masks.get(part.share, [])
         own = ((parent, token) for parent, token in nodes.get(part.share, ()) if 0 <= parent < len(bits))

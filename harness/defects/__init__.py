@@ -1,6 +1,6 @@
 """What SGLang is known to do otherwise, as departures that a reference can follow (see reference.departures).
 
-A module a defect; none of them judges. A defect is followed only where a run assumes it by its id (`--assume F-012`).
+None of these modules judges. A defect is followed only where a run assumes it by its id (`--assume F-012`).
 
 To add one: a `Departure` that overrides the points of `reference.departures` at which SGLang differs; its id in
 `PREDICTED` below; `assume: predicted` and `expects` in its page of docs/findings; and a test in cases/meta that it
@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.defects.counted_roots import CountsRoots
+from harness.defects.draft_attention import SlotAttention, UnseenRound
 from harness.defects.guessed_tail import GuessedTail
 from harness.defects.narrow_blocks import NarrowBlocks
 from harness.defects.refused_states import RefusedStates
 from harness.defects.shared_prefix_rows import SharedPrefixRows
-from harness.defects.slot_attention import SlotAttention
-from harness.defects.unfollowed_rules import IgnoresMinP, SkipsProcessors
-from harness.defects.unseen_round import UnseenRound
+from harness.defects.verified_rules import CountsRoots, IgnoresMinP, SkipsProcessors
 from reference.departures import Departure
 
 #: By the ids of docs/findings, in the order in which one changes what the next one looks at.

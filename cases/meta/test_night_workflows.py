@@ -57,7 +57,7 @@ def test_all_workflows_are_there_and_parse():
 @pytest.fixture(scope="module")
 def pytest_options():
     command = [sys.executable, "-m", "pytest", "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return set(re.findall(r"(?<!\S)(--?[a-z][a-z-]*)", done.stdout))
 
 

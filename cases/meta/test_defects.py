@@ -19,7 +19,7 @@ from harness.contract.script import Op
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.types import Kind, Outcome
 from harness.defects import departures
-from harness.defects.counted_roots import CountsRoots
+from harness.defects.verified_rules import CountsRoots
 from harness.driving.judging import judge_scenario, judge_with
 from harness.driving.oracle import Oracle
 from harness.driving.plan import Setup

@@ -18,7 +18,6 @@ from harness.archive import again
 from harness.archive.faults import StoreError
 from harness.archive.store import RunReader
 from harness.cli.main import app
-from harness.engines import envs
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [
@@ -120,12 +119,9 @@ def test_families_are_named_in_full():
 
 
 @pytest.fixture
-def work(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(envs, "current", lambda: None)
-    (tmp_path / "README.md").write_text("# not ours\n")
-    return tmp_path
+def work(work):
+    (work / "README.md").write_text("# not ours\n")
+    return work
 
 
 @pytest.mark.parametrize(

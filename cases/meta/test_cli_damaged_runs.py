@@ -28,7 +28,7 @@ OF_A_CASE = (
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run of one scenario that passes and one that fails, of which a reproducer is kept."""
-    return results.store(tmp_path_factory.mktemp("runs"), ("single", results.sound), ("pr25015", results.one_ahead))
+    return results.store(tmp_path_factory.mktemp("runs"), *results.FAILING)
 
 
 @pytest.fixture

@@ -5,17 +5,16 @@ Engines are pretended: the first one ends at once, so that something has been ju
 
 import json
 import signal
-import time
 
 import pytest
 
 from cases.meta import pretended_engine
 from cases.meta.command_line import call
 from cases.meta.json_models import Run
+from cases.meta.processes import wait_until
 from harness.bisect import verdicts
 from harness.cli.outcome import kept
 from harness.contract.types import Outcome
-from harness.engines import envs
 from harness.night import store
 
 FIRST_ENDS = f"""
@@ -35,10 +34,9 @@ MUTANTS = ["mutants", "--engine", "0.5.13", "--only", "draft-position-late,hidde
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
-    pretended_engine.furnish(tmp_path / "home", body=FIRST_ENDS)
-    return tmp_path
+def place(work):
+    pretended_engine.furnish(work / "home", body=FIRST_ENDS)
+    return work
 
 
 def interrupt(place, command, number=signal.SIGINT, *, once=True):
@@ -48,13 +46,9 @@ def interrupt(place, command, number=signal.SIGINT, *, once=True):
     process = pretended_engine.start(
         *command, "--json", "out.json", cwd=place, home=place / "home", HOME=str(place), TMPDIR="/tmp"
     )
-    deadline = time.monotonic() + 120
-    while not (place / "twice").exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until((place / "twice").exists, process=process)
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate()
     return process.returncode, json.loads((place / "out.json").read_text()), said
 
 
@@ -105,8 +99,6 @@ def test_a_shard_keeps_the_cells_that_are_done_and_judges_nothing(place):
 
 
 def test_a_search_keeps_what_was_tried(place, monkeypatch):
-    monkeypatch.chdir(place)
-    monkeypatch.setattr(envs, "current", lambda: None)
     runs = iter([verdicts.Run(outcome=Outcome.FAIL, kinds=("POSITION",), seconds=1.0)])
 
     def one_run(*_arguments, **_options):

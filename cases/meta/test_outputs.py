@@ -10,15 +10,13 @@ from harness.night import store
 
 
 @pytest.fixture
-def work(tmp_path, monkeypatch):
-    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
+def work(work, monkeypatch):
     monkeypatch.setattr(Engine, "boot", lambda *_, **__: pytest.fail("an engine was booted"))
-    monkeypatch.chdir(tmp_path)
-    results.store(tmp_path / "runs", ("single", results.sound))
+    results.store(work / "runs", ("single", results.sound))
     night = nights.night(nights.cell())
-    store.finish(store.begin(tmp_path / "shards", night.plan), night)
-    (tmp_path / "file").write_text("")
-    return tmp_path
+    store.finish(store.begin(work / "shards", night.plan), night)
+    (work / "file").write_text("")
+    return work
 
 
 FOLDERS = {
