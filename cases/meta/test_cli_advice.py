@@ -15,7 +15,8 @@ from cases.families import FAMILIES
 from cases.meta import results
 from cases.meta.command_line import call
 from harness.archive import again
-from harness.archive.store import RunReader, StoreError
+from harness.archive.faults import StoreError
+from harness.archive.store import RunReader
 from harness.cli.main import app
 
 ROOT = Path(__file__).parents[2]

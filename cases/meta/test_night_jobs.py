@@ -15,7 +15,7 @@ from cases.meta import nights, pretended_engine, results
 from cases.meta.command_line import call
 from cases.meta.nights import ByHand
 from cases.meta.processes import survivors, tree, wait_until
-from harness.archive.store import WriteError
+from harness.archive.faults import WriteError
 from harness.cli import night as night_command
 from harness.cli import nightly
 from harness.contract.types import Outcome

@@ -11,7 +11,8 @@ import pytest
 
 from cases.meta import nights, pretended_engine, results
 from cases.meta.command_line import call
-from harness.archive.store import RunReader, StoreError
+from harness.archive.faults import StoreError
+from harness.archive.store import RunReader
 from harness.contract import plain_files
 from harness.engines import envs
 from harness.engines.engine import Engine
