@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -101,10 +102,8 @@ def command(
     place = Place(release=version, device=device, wanted=wanted)
     for name in names:
         if not place.made(FAMILIES[name].scenarios):
-            raise UsageError(
-                f"--family {name}: SGLang {version} runs none of its scenarios so\n  why not:  eaglecheck run --engine "
-                f"{version} --device {device} --family {name}"
-            )
+            why_not = shlex.join(["eaglecheck", "run", "--engine", version, "--device", device, "--family", name])
+            raise UsageError(f"--family {name}: SGLang {version} runs none of its scenarios so\n  why not:  {why_not}")
     lease = prepare.gpu_lease(device, gpu_share)
     part = prepare.shard_of(shard)
     runs_root = writable(prepare.runs_root(runs))
