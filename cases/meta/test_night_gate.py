@@ -124,7 +124,9 @@ def test_a_shard_that_was_killed_is_red_with_its_host_and_its_cells(work):
     (folder,) = (work / "killed").iterdir()
     assert not (folder / store.NIGHT).exists()
     done = call("night", "killed", code=3)
-    assert "never finished: it was killed, or could not write; 2 cells not reported" in done.stdout
+    shard = store.read(folder).plan
+    assert f"shard 2 of 2, 2 cells, ({shard.id} on {shard.host}) never finished: it was killed" in done.stdout
+    assert f"--resume {shard.id}" in done.stdout
     assert "shard 1 of 2 is missing" in done.stdout
     (merged,) = store.nights(work / "nights")
     assert merged.night is not None
