@@ -29,8 +29,9 @@ from harness.driving.refusals import undrawn
 from harness.driving.results import RunResult
 from harness.driving.runner import run
 from harness.engines import envs
+from reports.live import LiveLine
 from reports.prose import say
-from reports.terminal import LiveLine, render_run
+from reports.terminal import render_run
 
 #: Without --examples and --seconds; how many an engine gets through in a second at most; and seconds of a day.
 EXAMPLES, A_SECOND, LONGEST = 100, 4, 86400
