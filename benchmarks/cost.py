@@ -29,7 +29,8 @@ from cases import pairs
 from cases.recipes import Recipe
 from harness.archive.writer import RunWriter
 from harness.checks.judge import judge
-from harness.cli.prepare import engine_share, gpu_lease
+from harness.cli.judges import engine_share
+from harness.cli.prepare import gpu_lease
 from harness.cli.programs import choose_scenarios
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
