@@ -61,8 +61,7 @@ def test_draft_and_target_write_the_same_slot(made, phase):
 @pytest.mark.parametrize(("page", "found"), [(1, 0), (4, 1)])
 def test_a_position_lies_at_its_place_in_a_page(made, page, found):
     scenario, engine = made
-    settings = scenario.engine.model_copy(update={"page_size": page})
-    paged = scenario.model_copy(update={"engine": settings})
+    paged = handmade.set_on(scenario, page_size=page)
     ints, strings = engine.rows.ints, engine.rows.strings
     slots = ints["cache_slot"]
     for index, slot in enumerate(slots):  # as if each request had whole pages in their order
@@ -92,9 +91,8 @@ def test_slot_of_a_request_that_has_left_may_be_used_again(made):
 def test_shared_text_may_be_given_back_early_only_with_a_prefix_cache(made, cache):
     scenario, _ = made
     text = {"input_ids": scenario.requests[0].input_ids}
-    settings = scenario.engine.model_copy(update={"radix_cache": cache})
     twins = tuple(request.model_copy(update=text) for request in scenario.requests)
-    given = scenario.model_copy(update={"requests": twins, "engine": settings})
+    given = handmade.set_on(scenario.model_copy(update={"requests": twins}), radix_cache=cache)
     engine, _ = handmade.build(given)
     theirs = handmade.find(engine, phase="PREFILL", rid="r0", slot=1)
     for phase in ("PREFILL", "DRAFT_PREFILL"):  # r2 writes where r0 wrote the same text
@@ -300,7 +298,7 @@ def test_idle_rank_agrees_with_the_busy_one_in_one_forward(ranks, idle, found):
 )
 def test_draft_may_be_told_counts_rounded_up_to_the_tp_ranks_of_a_dp_rank(ranks, phase, told, found):
     scenario, both = ranks
-    four = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"tp_size": 4})})
+    four = handmade.set_on(scenario, tp_size=4)
     events = [
         state("busy_state", dp_rank=rank, rows=rows, phase=phase, announced=[told, 2], padding="SUM_LEN")
         for rank, rows in ((0, 5), (1, 2))
@@ -459,8 +457,7 @@ def test_a_request_that_outgrows_the_pool_comes_as_far_as_sglang_cut_it_to(pool,
     engine, _ = handmade.build(handmade.scenario(prompts=(5,)))
     other = handmade.scenario(prompts=(5,), max_new_tokens=40)
     request = other.requests[0].model_copy(update={"expect": "exhaustion"})
-    config = other.engine.model_copy(update={"max_total_tokens": pool})
-    other = other.model_copy(update={"requests": (request,), "engine": config})
+    other = handmade.set_on(other.model_copy(update={"requests": (request,)}), max_total_tokens=pool)
     found = roots(other, replace(engine, scenario_id=other.id))
     assert (("TOKEN", "finish", "ACCEPT", "stopped-early") in found) is early
 
