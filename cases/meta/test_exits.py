@@ -18,9 +18,20 @@ from harness.contract.types import Outcome
 from harness.engines.errors import EngineCrashed, EngineHung, EngineLost
 from harness.engines.exits import MAIN, Exits
 from harness.engines.process import Launch, Peer
+from harness.engines.processes import SHARED_MEMORY, end_group
 from harness.engines.side import Side
 
 WAITS = "import sys; sys.stdin.read()"
+#: Two files of shared memory, of which it keeps the first mapped.
+MAPS = """
+import mmap, sys
+for name in sys.argv[1:]:
+    with open(name, "wb+") as file:
+        file.truncate(4096)
+        kept = locals().get("kept") or mmap.mmap(file.fileno(), 4096)
+print("there", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -199,3 +210,17 @@ def test_a_trace_of_before_the_question_was_asked_is_not_held_against_sglang_eit
     verdict, _ = judge(scenario, ended(trace, "crash", site="killed", error=error), None)
     assert verdict.outcome is Outcome.UNKNOWN
     assert verdict.reasons[0].startswith(error)
+
+
+def test_an_ended_engine_leaves_nothing_in_shared_memory_that_it_mapped():
+    mapped, other = (SHARED_MEMORY / f"eaglecheck test {os.getpid()} {number}" for number in (1, 2))
+    command = [sys.executable, "-c", MAPS, mapped, other]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    try:
+        with subprocess.Popen(command, **pipes, start_new_session=True) as process:
+            assert process.stdout.readline() == b"there\n"
+            end_group(process.pid)
+        assert (process.returncode, mapped.exists(), other.exists()) == (-signal.SIGKILL, False, True)
+    finally:
+        mapped.unlink(missing_ok=True)
+        other.unlink(missing_ok=True)

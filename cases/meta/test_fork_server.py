@@ -190,6 +190,22 @@ def test_one_fork_server_serves_its_kind_and_another_kind_gets_one_of_its_own(la
         kept.server(launch)
 
 
+def test_imports_begin_before_anybody_waits_for_them_and_another_kind_does_not_end_them(launch, tmp_path):
+    made = EnginePool(logs=tmp_path, copies=True)
+    asked = replace(launch, boot={**launch.boot, "device": "cpu"})
+    made.prepare(asked)
+    (begun,) = made._fork_servers.servers.values()
+    process = begun._process
+    assert psutil.pid_exists(process.pid)
+    other = made._fork_servers.server(replace(launch, boot={**launch.boot, "environment": {"A": "2"}}))
+    assert (other.refused, other is begun) == ("", False)
+    ready = made._fork_servers.server(made._copied(asked))
+    assert (ready is begun, ready._process is process, made._fork_servers.started) == (True, True, 2)
+    assert fork(ready, tmp_path, "one")[0]["imported_by"] == process.pid
+    made.end()
+    assert survivors([psutil.Process(process.pid)] if psutil.pid_exists(process.pid) else []) == []
+
+
 def test_on_a_card_what_only_patches_for_a_cpu_look_at_makes_no_kind(launch):
     def kinds(device, **more):
         boots = [{**launch.boot, "device": device, "overlap": overlap, **more} for overlap in (True, False)]

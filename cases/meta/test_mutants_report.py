@@ -20,8 +20,9 @@ from harness.driving.refusals import refusal
 from harness.engines import envs
 from harness.engines.errors import EngineError
 from harness.search import mutants
+from harness.search.mutant_results import Status
 from harness.search.mutants import Campaign, judged
-from harness.search.mutants_report import EXCUSED, SINCE, Report, Score, Status, document
+from harness.search.mutants_report import EXCUSED, SINCE, Report, Score, document
 from harness.search.text import MutantLine, render_mutants_report
 
 LATE = MUTANTS["draft-position-late"]

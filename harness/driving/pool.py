@@ -78,6 +78,12 @@ class EnginePool:
     _turn: Lock = field(default_factory=Lock)
     _ended: bool = False
 
+    def prepare(self, launch: Launch) -> None:
+        """The imports of this engine begin, where it is forked from a process that makes them for all."""
+        copied = self._copied(launch)
+        if can_fork(copied):
+            self._servers().begin(copied)
+
     def use(self, launch: Launch) -> Engine:
         """The live engine if it is this one, else this one booted in its place. Raises EngineError."""
         key = _key_of(launch)
@@ -173,13 +179,16 @@ class EnginePool:
         copied = self._copied(launch)
         if not can_fork(copied):
             return Engine(launch=copied, log=log)
-        with self._turn:
-            self._fork_servers = self._fork_servers or ForkServers(self.logs)
-        server = self._fork_servers.server(copied, progress)
+        server = self._servers().server(copied, progress)
         if server.refused:
             flags = [*launch.boot.get("flags", ()), f"not {COPIES}: {server.refused}"]
             return Engine(launch=replace(launch, boot={**launch.boot, "flags": flags}), log=log)
         return Engine(launch=copied, log=log, start=server.start)
+
+    def _servers(self) -> ForkServers:
+        with self._turn:
+            self._fork_servers = self._fork_servers or ForkServers(self.logs)
+            return self._fork_servers
 
     def _copied(self, launch: Launch) -> Launch:
         """The launch with the way of starting that is wanted, for both sides of a pair."""

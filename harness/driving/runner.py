@@ -5,6 +5,7 @@ It must not judge by itself and must not print; a run that cannot be judged is U
 
 from __future__ import annotations
 
+import contextlib
 import math
 import platform
 import sys
@@ -113,22 +114,22 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     writer = RunWriter.create(plan.root, manifest=_manifest(plan))
     going = _Run(plan=plan, observers=observers, writer=writer)
     try:
-        with ThreadPoolExecutor(max_workers=1) as loader:
-            if plan.setup.reference != WITNESS:
-                going.oracles.update(_loading(plan, loader))
-            with going.queue:
-                try:
-                    scenarios = in_boot_order(plan.scenarios)
-                    going.later = [*beginning(scenarios)]
-                    for scenario in scenarios:
-                        going.later = [one for one in going.later if one is not scenario]
-                        if time.monotonic() < going.ends.get(scenario.boot_key(), math.inf):
-                            _run_scenario(going, scenario)
-                    if going.driven:
-                        _ask_witnesses(going)
-                finally:
-                    going.engines.end()
-                going.settle()
+        with ThreadPoolExecutor(max_workers=1) as loader, going.queue:
+            try:
+                scenarios = in_boot_order(plan.scenarios)
+                going.later = [*beginning(scenarios)]
+                _prepare(going, scenarios)
+                if plan.setup.reference != WITNESS:
+                    going.oracles.update(_loading(plan, loader))
+                for scenario in scenarios:
+                    going.later = [one for one in going.later if one is not scenario]
+                    if time.monotonic() < going.ends.get(scenario.boot_key(), math.inf):
+                        _run_scenario(going, scenario)
+                if going.driven:
+                    _ask_witnesses(going)
+            finally:
+                going.engines.end()
+            going.settle()
         verdict = verdict_of(going.results)
         writer.finish(verdict)
     except KeyboardInterrupt as stop:
@@ -142,6 +143,13 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     finally:
         writer.close()
     return _result(going, verdict, time.monotonic() - start)
+
+
+def _prepare(going: _Run, scenarios: Sequence[Scenario]) -> None:
+    """SGLang's imports begin before the reference's own, which would hold up this process for seconds."""
+    with contextlib.suppress(EngineError):  # it is said when the scenario's turn comes
+        for scenario in scenarios[:1]:
+            going.engines.prepare(going.plan.launch(scenario, lease=going.engines.lease))
 
 
 def _loading(plan: Plan, loader: ThreadPoolExecutor) -> dict[str, Future[Oracle]]:

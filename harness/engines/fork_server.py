@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,22 +92,37 @@ class ForkServer:
     awaited: list[Launch] = field(default_factory=list)
     _turn: threading.Lock = field(default_factory=threading.Lock)
     _process: subprocess.Popen[bytes] | None = None
+    #: it was told to import and has not answered yet
+    _imports: bool = False
     _orders: socket.socket | None = None
     _folder: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def needed(self) -> bool:
         """Whether something lives that was forked from it, or is about to be."""
-        return bool(self.hosts or self.awaited)
+        return bool(self.hosts or self.awaited or self._imports)
+
+    def begin(self) -> None:
+        """Start it, unless it was before: it imports, and `ready` waits for that."""
+        if self._process is None:
+            with self._named():
+                wire.send(self._start(), {"op": "prepare", "boot": self.launch.boot})
+            self._imports = True
 
     def ready(self, progress: Progress = lambda _text: None) -> None:
         """Start it, unless it was before, and wait until it has imported everything."""
-        if self._process is not None:
-            return
+        self.begin()
+        if self._imports:
+            self._imports = False
+            with self._named():
+                self.refused = str(self._ask(None, progress)["refused"])
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
         try:
-            self._start()
-            self.refused = str(self._ask({"op": "prepare", "boot": self.launch.boot}, progress)["refused"])
+            yield
         except (OSError, wire.WireClosed) as error:
+            self.close()
             raise EngineError(f"SGLang could not be imported ({error}); its log: {self.log}") from error
 
     def start(self, launch: Launch, log: Path, path: str, environment: Mapping[str, str]) -> Forked:
@@ -124,7 +139,7 @@ class ForkServer:
             if launch in self.awaited:
                 self.awaited.remove(launch)
 
-    def _start(self) -> None:
+    def _start(self) -> socket.socket:
         self._orders, theirs = socket.socketpair()
         self._folder = temporary_folders.TemporaryFolder("fork-server-")
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -139,16 +154,18 @@ class ForkServer:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
+        return self._orders
 
-    def _ask(self, order: dict[str, Any], progress: Progress = lambda _text: None) -> dict[str, Any]:
-        """Its answer to an order. Without one it is ended: the next order would otherwise get this one's."""
+    def _ask(self, order: dict[str, Any] | None, progress: Progress = lambda _text: None) -> dict[str, Any]:
+        """Its answer to an order, None: to the one it has. Without one it is ended: the next would get this one's."""
         start = time.monotonic()
         try:
             with self._turn:
                 orders = self._orders  # another thread may end it meanwhile
                 if orders is None:
                     raise wire.WireClosed("it was ended")
-                wire.send(orders, order)
+                if order is not None:
+                    wire.send(orders, order)
                 while not select.select([orders], [], [], 0.5)[0]:
                     if time.monotonic() > start + process.BOOT_SECONDS:
                         raise wire.WireClosed("it does not answer")
@@ -194,29 +211,40 @@ class ForkServers:
     closed: bool = False
     _turn: threading.Lock = field(default_factory=threading.Lock)
 
+    def begin(self, launch: Launch) -> None:
+        """The process that this launch's host will be forked from starts to import; `server` waits for it."""
+        with self._turn:
+            self._asked(self._of(launch), ForkServer.begin)
+
     def server(self, launch: Launch, progress: Progress = lambda _text: None) -> ForkServer:
         """The one that this launch's host is forked from, ready for it or `refused`. Any thread may ask.
 
         EngineError once all were ended.
         """
-        kind = kind_of(launch)
         with self._turn:
-            if self.closed:
-                raise EngineError("the processes that engines are forked from were ended")
-            for other in [one for one, server in self.servers.items() if one != kind and not server.needed]:
-                self.servers.pop(other).close()
-            if kind not in self.servers:
-                self.started += 1
-                self.servers[kind] = ForkServer(launch, self.logs / f"fork-server-{self.started}.log")
-            server = self.servers[kind]
-            try:
-                if not server.refused:
-                    server.ready(progress)
-            except EngineError as error:
-                server.refused = str(error)  # what is wrong with its imports, an engine's own boot says better
+            server = self._of(launch)
+            self._asked(server, lambda one: one.ready(progress))
             if not server.refused:
                 server.awaited.append(launch)
             return server
+
+    def _of(self, launch: Launch) -> ForkServer:
+        kind = kind_of(launch)
+        if self.closed:
+            raise EngineError("the processes that engines are forked from were ended")
+        for other in [one for one, server in self.servers.items() if one != kind and not server.needed]:
+            self.servers.pop(other).close()
+        if kind not in self.servers:
+            self.started += 1
+            self.servers[kind] = ForkServer(launch, self.logs / f"fork-server-{self.started}.log")
+        return self.servers[kind]
+
+    def _asked(self, server: ForkServer, question: Callable[[ForkServer], None]) -> None:
+        try:
+            if not server.refused:
+                question(server)
+        except EngineError as error:
+            server.refused = str(error)  # what is wrong with its imports, an engine's own boot says better
 
     def close(self) -> None:
         """End all of them, and start none any more."""

@@ -284,6 +284,8 @@ def _serving(engine: EngineConfig, device: str) -> dict[str, Any]:
         "grammar_backend": engine.grammar_backend,
         "skip_tokenizer_init": engine.skip_tokenizer_init,
         "disable_cuda_graph": not engine.cuda_graph,
+        # Else each capture ends with all that was imported in the collector's sight again, and looked through.
+        "enable_cudagraph_gc": engine.cuda_graph,
         "disable_radix_cache": not engine.radix_cache,
         "page_size": engine.page_size,
         "max_running_requests": engine.max_running_requests * engine.dp_size,  # SGLang divides it among the ranks

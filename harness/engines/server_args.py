@@ -47,7 +47,7 @@ OURS: dict[str, str] = {
     **dict.fromkeys(("cuda_graph_max_bs_decode", "cuda_graph_bs", "cuda_graph_bs_decode"), "engine.cuda_graph_max_bs"),
     **dict.fromkeys(
         (
-            *("sampling_backend", "disable_custom_all_reduce", "random_seed", "log_level"),
+            *("sampling_backend", "disable_custom_all_reduce", "random_seed", "log_level", "enable_cudagraph_gc"),
             *("host", "port", "nccl_port"),
             *("disaggregation_transfer_backend", "num_reserved_decode_tokens", "disaggregation_bootstrap_port"),
             "disaggregation_decode_retraction_backup",
