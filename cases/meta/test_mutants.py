@@ -22,6 +22,7 @@ from harness.search.mutants import by_engine, with_mutant
 from harness.search.mutants_report import EXCUSED
 
 #: Which rows a mutant may be about.
+PLACES = ("all", "first", "inner", "last", "border", "retracted", "decoding", "last-request")
 
 
 def test_there_are_forty_and_no_id_is_used_in_two_families():
