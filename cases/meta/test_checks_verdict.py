@@ -27,6 +27,30 @@ def unknown_reasons(scenario, engine, reference):
     return " | ".join(verdict.reasons)
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {"k": 1}, {"t": 2}, {"t": 3, "n": 10}, {"chunk": None}, {"radix_cache": False}, {"stop_ids": (4, 9)}],
+    ids=str,
+)
+def test_sound_traces_pass_and_without_a_reference_they_show_nothing_but_are_unknown(shape):
+    scenario = handmade.scenario(**shape)
+    engine, reference = handmade.build(scenario)
+    verdict, divergences = judge(scenario, engine, reference)
+    assert (verdict.outcome, divergences) == (Outcome.PASS, []), verdict.reasons
+    alone, divergences = judge(scenario, engine, None)
+    assert (alone.outcome, divergences) == (Outcome.UNKNOWN, [])
+    said = [reason for reason in alone.reasons if not reason.startswith(NOT_RECORDED)]
+    assert [reason for reason in said if "reference" in reason] == said
+
+
+def test_compared_counts_every_sort(made):
+    scenario, engine, reference = made
+    verdict, _ = judge(scenario, engine, reference)
+    wanted = "positions tokens proposals accepts extend_inputs cache_slots parents hidden_rows logits"
+    assert set(verdict.compared) == set(wanted.split())
+    assert verdict.compared["accepts"] == int((engine.rows.strings["phase"] == "ACCEPT").sum())
+
+
 # coverage
 
 
