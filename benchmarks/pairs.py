@@ -25,8 +25,10 @@ from cases.generation import generate, greedy
 from harness.cli import prepare
 from harness.cli.documents import run_document
 from harness.cli.programs import past_eos
+from harness.contract.known_issues import ASSUMED
 from harness.contract.providers import WITNESS
 from harness.contract.scenario import Scenario
+from harness.contract.types import Outcome
 from harness.contract.usage import UsageError
 from harness.driving.adapt import Wanted
 from harness.driving.judging import judge_with, load_oracle, unjudged
@@ -78,7 +80,15 @@ def _assuming(plan: Plan, result: RunResult) -> dict[str, Any]:
     oracle = load_oracle(*next(iter(plan.pairs.values())), ids)
     again = [judge_with(oracle, one.scenario, one.trace, setup=plan.setup) for one in result.results]
     left = {finding.signature for one in again for finding in one.findings if finding.is_root}
-    return {"assumed": ids, "assuming": verdict_of(again).outcome, "left": sorted(left)}
+    verdict = verdict_of(again)
+    why = _open(verdict.outcome, verdict.reasons)
+    return {"assumed": ids, "assuming": verdict.outcome, "left": sorted(left), "why": why}
+
+
+def _open(outcome: str, reasons: Sequence[str]) -> list[str]:
+    """Why there is no verdict, where there is none."""
+    said = [one for one in reasons if not one.startswith(("not ", ASSUMED))]
+    return said[:2] if outcome == Outcome.UNKNOWN else []
 
 
 def _driven(plan: Plan, engines: EnginePool) -> RunResult:
@@ -153,11 +163,10 @@ def _why(found: dict[str, Any], document: dict[str, Any]) -> str:
     said = [", ".join([f"`{root}`", *map(_linked, sorted(ids))]) for root, ids in sorted(pages.items())]
     if "assumed" in found:
         left = f", `{'`, `'.join(found['left'])}` left" if found["left"] else ""
-        said.append(f"{found['assuming']} with {', '.join(found['assumed'])} assumed{left}")
+        why = f" ({'; '.join(found['why'])})" if found["why"] else ""
+        said.append(f"{found['assuming']} with {', '.join(found['assumed'])} assumed{left}{why}")
     return "; ".join(
-        [place.sub(r"\1", one) for one in refusals]
-        + said
-        + [one for one in document["reasons"] if not one.startswith("not ") and document["verdict"] == "UNKNOWN"][:2]
+        [place.sub(r"\1", one) for one in refusals] + said + _open(document["verdict"], document["reasons"])
     )
 
 

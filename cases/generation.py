@@ -122,8 +122,8 @@ def _with_keys(builder: Builder, opening: Opening) -> tuple[RequestSpec, ...]:
 
 
 def _judged(own: RequestSpec, drawn: RequestSpec) -> RequestSpec:
-    """Whatever was drawn, unless the template's own log-probabilities are not judged beside it."""
-    return own if own.return_logprob and {*LOOSE} & {*drawn.asked} else drawn
+    """Whatever was drawn, unless the template's own request samples, or has log-probabilities not judged beside it."""
+    return own if own.temperature or (own.return_logprob and {*LOOSE} & {*drawn.asked}) else drawn
 
 
 def _other_requests(builder: Builder, *, calm: int) -> None:

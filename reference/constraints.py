@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.contract.batches import Part
+from harness.contract.batches import Part, event_at
 from harness.contract.requests import GRAMMARS, RequestSpec
 from harness.contract.scenario import Scenario
 from harness.contract.settings import SpecConfig
@@ -85,15 +85,8 @@ class Constraints:
             phase, lines = Phase.VERIFY, [(*known[:root], *line) for line in tree.lines()]
         else:
             return
-        data = {
-            "rid": part.rid,
-            "attempt": part.attempt,
-            "committed": part.start,
-            "phase": str(phase),
-            "bits": [_packed(language.allowed(line)) for line in lines],
-            "unspelled": list(language.unspelled),
-        }
-        yield Event(name="allowed", scheduler_step=part.record.scheduler_step, dp_rank=part.record.dp_rank, data=data)
+        bits, unspelled = [_packed(language.allowed(line)) for line in lines], list(language.unspelled)
+        yield event_at(part, "allowed", phase=str(phase), bits=bits, unspelled=unspelled)
 
     def _written(self, request: RequestSpec, output: tuple[int, ...], known: tuple[int, ...]) -> Event:
         stop, own = self.spelling.stop(request, known), self.spelling.stop(request, output)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from harness.contract.batches import event_at
 from harness.contract.trace import Event
 from reference.draft import best
 from reference.logit_rules import Rules
@@ -22,17 +23,7 @@ def expected_accepts(drafts: Drafts, rules: Rules) -> list[Event]:
     parts = [part for part, _ in drafts.timeline.parts if part.record.mode == "DECODE" and drafts.knows(part)]
     text = _Text(drafts, rules)
     return [
-        Event(
-            name="expected_accept",
-            scheduler_step=part.record.scheduler_step,
-            dp_rank=part.record.dp_rank,
-            data={
-                "rid": part.rid,
-                "attempt": part.attempt,
-                "committed": part.start,
-                "tokens": committed_by(tree, text.behind(part.start + 1)),
-            },
-        )
+        event_at(part, "expected_accept", tokens=committed_by(tree, text.behind(part.start + 1)))
         for part, tree in zip(parts, drafts.own_trees(parts), strict=True)
     ]
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
-from harness.contract.batches import Part
+from harness.contract.batches import Part, event_at
 from harness.contract.trace import Event
 from harness.contract.types import Phase
 from reference.choices import Decided, decide, first
@@ -161,11 +162,11 @@ def _verified(rounds: Sequence[tuple[Part, Conditions]], decided: Sequence[Decid
 def _event(name: str, part: Part, phase: Phase, decided: Decided, rules: Rules) -> Event:
     """Which choice it was, how near it came to another one, and by which keys it was made."""
     near = decided.walk.near
-    data = {"rid": part.rid, "attempt": part.attempt, "committed": part.start, "margin": near.margin}
+    data: dict[str, Any] = {"margin": near.margin}
     if near.spread > 0:
         data |= {"distance": near.distance, "spread": near.spread}
     if rules.keys:
         data |= {"phase": str(phase), "keys": list(rules.keys), "explains": list(decided.explains)}
     if phase is Phase.PREFILL:
         data |= {"token": decided.walk.tokens[0]}
-    return Event(name=name, scheduler_step=part.record.scheduler_step, dp_rank=part.record.dp_rank, data=data)
+    return event_at(part, name, **data)

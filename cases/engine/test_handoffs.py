@@ -11,8 +11,8 @@ from cases.generation import generate
 from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.types import Outcome
+from harness.search.mutant_results import Status
 from harness.search.mutants import Campaign
-from harness.search.mutants_report import Status
 
 BASE = FAMILIES["disagg"].scenarios[0].boot_key()
 ALL = {scenario.name: scenario for scenario in FAMILIES["disagg"].scenarios if scenario.boot_key() == BASE}

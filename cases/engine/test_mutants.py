@@ -7,8 +7,9 @@ from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS
 from harness.checks import CHECKS
 from harness.contract.types import Kind
+from harness.search.mutant_results import Status
 from harness.search.mutants import Campaign, with_mutant
-from harness.search.mutants_report import EXCUSED, Status
+from harness.search.mutants_report import EXCUSED
 
 #: Few that together show every check that one rank can exercise, none of which ends the engine.
 SPREAD = (

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from cases.meta.handmade import asking
 from cases.meta.speculating import FreeSession
 from harness.contract.requests import RequestSpec
 from harness.contract.rows import FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, RowBuilder, Rows
@@ -84,6 +85,13 @@ def assert_same_rows(mine: Trace, other: Trace, *, but: Sequence[str] = ()) -> N
             np.testing.assert_allclose(mine.rows.floats[name][i], other.rows.floats[name][j], atol=1e-4)
         for name in LIST_COLUMNS:
             np.testing.assert_allclose(mine.rows.lists[name][i], other.rows.lists[name][j], atol=1e-4, err_msg=name)
+
+
+def assert_replayed(session: FreeSession, requests: Sequence[RequestSpec], engine: Trace, **how: Any) -> None:
+    """The reference follows an engine to the end and says the same rows. how: arguments of `replay`."""
+    replayed = session.replay(asking(*requests, spec=session.spec), engine, **how)
+    assert (replayed.side, stopped(replayed)) == ("reference", [])
+    assert_same_rows(replayed, engine)
 
 
 def _assert_same_hidden(mine: Trace, other: Trace, name: str, i: int, j: int) -> None:

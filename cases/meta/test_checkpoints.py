@@ -35,7 +35,7 @@ def contents(root):
 
 
 #: MTP pairs have tests of their own (test_reference_mtp).
-#: So have trained pairs, which are not made (test_trained).
+#: So have trained pairs, which are not made (test_trained_weights).
 #: A table pair is made to be simple where the others are made to be hard: see test_laws.
 #: An EAGLE-1 head under DP attention is here to be seen hanging, not to draft well; qwen3-four is qwen3-tiny with more
 #: key heads, for a few scenario files. Pairs in half precision have the weights of others (test_families).

@@ -177,10 +177,6 @@ def test_finish_reason_and_histogram_are_held_against_the_text_and_the_verifies(
     assert faults("counts", changed(("meta", "cached_tokens"), None))[0] == ["SHAPE:counts:ACCEPT:cached-tokens"]
 
 
-def swapped(entry):
-    return [[one[0], 3 - one[1] % 2, None] if isinstance(one, list) else one for one in entry]
-
-
 LOGPROBS = [
     (("output_token_logprobs", 4, 0), lambda x: x + 0.1, "NUMERIC:logprobs:ACCEPT:output-token-logprobs-off"),
     (("output_token_logprobs", 0, 0), lambda x: float("nan"), "NUMERIC:logprobs:PREFILL:output-token-logprobs-off"),

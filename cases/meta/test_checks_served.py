@@ -140,7 +140,6 @@ def test_an_abort_that_the_scenario_asks_for_is_none():
 ABORTED = program(
     "aborted", [request("a", 4, seed=1, new=30)], [submit("a"), Op(kind="step"), Op(kind="abort", rids=("a",)), DRAIN]
 )
-CHUNK = batch(0, ("a", 0, 2, False), mode="PREFILL")
 PROMPT, FIRST, SECOND = batch(0, ("a", 0, 4), mode="PREFILL"), batch(1, ("a", 4, 3)), batch(2, ("a", 7, 2))
 
 

@@ -156,6 +156,11 @@ def test_what_a_template_asks_for_is_judged_beside_whatever_is_drawn():
     assert not any({*LOOSE} & {*request.asked} for request in asking)
 
 
+def test_a_request_that_a_template_samples_goes_on_sampling_whatever_is_drawn():
+    made = [build(Random(seed), BY_NAME["plain"], template="sampled_logprobs").request("r0") for seed in range(100)]
+    assert all(one.temperature and one.return_logprob for one in made)
+
+
 @pytest.mark.parametrize("boot", [boot.name for boot in (*BOOTS, *TREES)])
 def test_one_request_of_every_program_is_verified_token_by_token(boot):
     """What samples, stops or has rules of its own is judged otherwise, or by a replacement kernel not at all."""

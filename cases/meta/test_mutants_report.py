@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import pytest
 from packaging.version import Version
 from rich.console import Console
-from typer.testing import CliRunner
 
+from cases.meta.command_line import call
 from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS
 from harness.checks import CHECKS
 from harness.cli import prepare
-from harness.cli.main import app
 from harness.contract.finding_pages import issues
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
@@ -21,8 +20,9 @@ from harness.driving.refusals import refusal
 from harness.engines import envs
 from harness.engines.errors import EngineError
 from harness.search import mutants
+from harness.search.mutant_results import Status
 from harness.search.mutants import Campaign, judged
-from harness.search.mutants_report import EXCUSED, SINCE, Report, Score, Status, document
+from harness.search.mutants_report import EXCUSED, SINCE, Report, Score, document
 from harness.search.text import MutantLine, render_mutants_report
 
 LATE = MUTANTS["draft-position-late"]
@@ -198,8 +198,7 @@ def test_what_run_refuses_on_a_release_is_not_asked_of_it(need, release):
 @pytest.mark.parametrize(("name", "release"), [("host-draft-not-stored", "0.5.13"), ("mask-bit-lost", "0.5.11")])
 def test_one_that_is_named_and_cannot_be_asked_is_refused_before_a_boot(monkeypatch, name, release):
     monkeypatch.setattr(prepare, "engine_environment", lambda *_: pytest.fail("nothing slow"))
-    done = CliRunner().invoke(app, ["mutants", "--only", f"draft-position-late,{name}", "--engine", release])
-    assert done.exit_code == 2
+    done = call("mutants", "--only", f"draft-position-late,{name}", "--engine", release, code=2)
     assert done.stderr.startswith(f"eaglecheck: --only {name}: ")
 
 

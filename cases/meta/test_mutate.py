@@ -414,9 +414,9 @@ def test_of_several_mutants_the_one_that_shows_is_found_and_the_others_survive(m
     def run(self, found, scenario):
         names = [one.id for one in found.mutants]
         ran.append((scenario.name, "".join(names)))
-        found.asked.append(scenario.name)
+        found.note(asked=(*found.known.asked, scenario.name))
         if "e" in names:
-            found.end, found.rows = Status.KILLED, True
+            found.note(end=Status.KILLED, rows=True)
 
     monkeypatch.setattr(MutantRunner, "_run", run)
     runner = MutantRunner(engines=None, package=tmp_path, folder=tmp_path, sounds=(), release="0.5.23")

@@ -124,7 +124,9 @@ def test_a_shard_that_was_killed_is_red_with_its_host_and_its_cells(work):
     (folder,) = (work / "killed").iterdir()
     assert not (folder / store.NIGHT).exists()
     done = call("night", "killed", code=3)
-    assert "never finished: it was killed, or could not write; 2 cells not reported" in done.stdout
+    shard = store.read(folder).plan
+    assert f"shard 2 of 2, 2 cells, ({shard.id} on {shard.host}) never finished: it was killed" in done.stdout
+    assert f"--resume {shard.id}" in done.stdout
     assert "shard 1 of 2 is missing" in done.stdout
     (merged,) = store.nights(work / "nights")
     assert merged.night is not None
@@ -485,7 +487,9 @@ def test_what_needs_more_gpus_than_there_are_is_not_planned_and_not_missed():
 
     def keys(cards):
         cases, families = [load("pr25109"), load("pr25015")], [FAMILIES["dp"], FAMILIES["eagle"]]
-        made = night_cells.plan(engines=["0.5.13"], cases=cases, families=families, limits=limits, cards=cards)
+        made = night_cells.plan(
+            engines=["0.5.13"], cases=cases, families=families, limits=limits, place=night_cells.Place(cards=cards)
+        )
         return {cell.key for cell in made}
 
     assert keys(None) == keys(2)

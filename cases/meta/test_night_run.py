@@ -160,7 +160,9 @@ def test_mutants_are_planned_on_a_cpu_when_they_are_asked_for():
     planned = cells.plan(engines=["0.5.23"], cases=[], families=[FAMILIES["tree"]], limits=limits)
     assert planned[-1].key == "0.5.23/mutated/tree"
     assert (planned[-1].mutants.count, planned[-1].mutants.seed) == (3, 7)
-    on_card = cells.plan(engines=["0.5.23"], cases=[], families=[FAMILIES["tree"]], limits=limits, device="cuda")
+    on_card = cells.plan(
+        engines=["0.5.23"], cases=[], families=[FAMILIES["tree"]], limits=limits, place=cells.Place(device="cuda")
+    )
     assert {cell.kind for cell in on_card} == {"fixed"}
 
 
@@ -172,7 +174,11 @@ def test_a_boot_configuration_is_a_cell_and_what_has_none_is_left_out_by_name():
     for cell in (first, *rest):
         assert len({one.boot_key() for one in cell.scenarios}) == 1
     assert [one for cell in (first, *rest) for one in cell.scenarios] == list(tree.scenarios)
-    asked = {"engines": ["0.5.13"], "families": [FAMILIES[name] for name in ("tp", "hicache")], "cards": 2}
+    asked = {
+        "engines": ["0.5.13"],
+        "families": [FAMILIES[name] for name in ("tp", "hicache")],
+        "place": cells.Place(cards=2),
+    }
     driven = {one.name for cell in cells.plan(cases=[], limits=limits, **asked) for one in cell.scenarios}
     left = {one.scenario: one.why for one in cells.left_out(**asked)}
     assert driven.isdisjoint(left)

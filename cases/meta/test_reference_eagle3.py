@@ -28,7 +28,7 @@ CLOSE = 2e-5
 PAIRS = sorted(
     name
     for name, recipe in RECIPES.items()
-    # of float16 (test_trained), and the weights of others (test_families)
+    # of float16 (test_trained_weights), and the weights of others (test_families)
     if recipe.algorithm == "EAGLE3" and not isinstance(recipe, TrainedRecipe | HalfOssRecipe)
 )
 

@@ -8,7 +8,17 @@ import pytest
 import torch
 
 from cases.meta.handmade import asking
-from cases.meta.sessions import SPEC_IDS, SPECS, assert_same_rows, by_key, edited, request_of, run, stopped
+from cases.meta.sessions import (
+    SPEC_IDS,
+    SPECS,
+    assert_replayed,
+    assert_same_rows,
+    by_key,
+    edited,
+    request_of,
+    run,
+    stopped,
+)
 from cases.meta.speculating import FreeSession
 from harness.checks.evidence import gather
 from harness.checks.inputs import check_inputs
@@ -81,10 +91,7 @@ def test_hidden_states_link_the_phases(eagle_head):
 def test_replaying_its_own_speculation_gives_the_same_rows(eagle_head, spec):
     for seed in range(3):
         session, request, trace = run(eagle_head, spec, seed=seed)
-        replayed = session.replay(asking(request, spec=spec), trace)
-        assert_same_rows(replayed, trace)
-        assert not stopped(replayed)
-        assert replayed.side == "reference"
+        assert_replayed(session, [request], trace)
 
 
 def test_replay_reads_no_positions_hidden_states_logits_or_slots(eagle_head):
@@ -287,6 +294,18 @@ def test_no_damage_to_a_trace_breaks_the_reference(eagle_head):
         session.replay(scenario, replace(broken, rounds=tuple(rounds)))
 
 
+def until(trace, last):
+    """The trace up to round `last`, in which nothing ends."""
+    first = edited(trace, keep=lambda rows, i: rows.ints["round"][i] <= last)
+    return replace(first, rounds=trace.rounds[: last + 1], ends=())
+
+
+def as_attempt(trace, number):
+    """The trace of a request that was retracted so many times before."""
+    again = edited(trace, change=lambda rows, i, values: values.update(attempt=number))
+    return replace(again, rounds=tuple(replace(record, attempts=(number,)) for record in trace.rounds))
+
+
 def retracted(eagle_head, lost):
     """(session, request, engine, cut): a request that starts again behind round `cut`. lost: 1 where its verify was in
     flight."""
@@ -296,23 +315,16 @@ def retracted(eagle_head, lost):
     cut = decodes[2]
     known = decodes[3 - lost].starts[0] + 1
     text = [*request.input_ids, *before.ends[0].output_ids][:known]
-    first = edited(before, keep=lambda rows, i: rows.ints["round"][i] <= cut.index)
-    first = replace(first, rounds=before.rounds[: cut.index + 1], ends=())
-    again = request.model_copy(
-        update={"input_ids": tuple(text), "max_new_tokens": 20 - (known - len(request.input_ids))}
-    )
+    left = 20 - (known - len(request.input_ids))
+    again = request.model_copy(update={"input_ids": tuple(text), "max_new_tokens": left})
     second = session.speculate(again, chunk=6)
-    second = edited(second, change=lambda rows, i, values: values.update(attempt=1))
-    second = replace(second, rounds=tuple(replace(record, attempts=(1,)) for record in second.rounds))
-    return session, request, merged(first, second), cut
+    return session, request, merged(until(before, cut.index), as_attempt(second, 1)), cut
 
 
 @pytest.mark.parametrize("lost", [0, 1])  # 1: retracted while the verify of its last round was in flight
 def test_a_retracted_request_starts_again_from_everything_it_has(eagle_head, lost):
     session, request, engine, _ = retracted(eagle_head, lost)
-    replayed = session.replay(asking(request, spec=SPECS[0]), engine)
-    assert not stopped(replayed)
-    assert_same_rows(replayed, engine)
+    assert_replayed(session, [request], engine)
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -331,16 +343,10 @@ def test_what_a_retracted_request_never_got_may_be_another_token(eagle_head, los
 
 
 def test_a_request_retracted_while_the_end_of_its_prompt_is_in_flight_starts_again_without_its_first_token(eagle_head):
-    spec = SPECS[0]
-    session, request, before = run(eagle_head, spec, seed=4, new=20)
+    session, request, before = run(eagle_head, SPECS[0], seed=4, new=20)
     cut = [record for record in before.rounds if record.mode == "PREFILL"][-1]
-    first = edited(before, keep=lambda rows, i: rows.ints["round"][i] <= cut.index)
-    first = replace(first, rounds=before.rounds[: cut.index + 1], ends=())
-    second = edited(session.speculate(request, chunk=6), change=lambda rows, i, values: values.update(attempt=1))
-    engine = merged(first, replace(second, rounds=tuple(replace(one, attempts=(1,)) for one in second.rounds)))
-    replayed = session.replay(asking(request, spec=spec), engine)
-    assert not stopped(replayed)
-    assert_same_rows(replayed, engine)
+    again = as_attempt(session.speculate(request, chunk=6), 1)
+    assert_replayed(session, [request], merged(until(before, cut.index), again))
 
 
 def test_one_that_is_retracted_again_inside_its_prompt_starts_without_its_first_token_too(eagle_head):
@@ -348,19 +354,9 @@ def test_one_that_is_retracted_again_inside_its_prompt_starts_without_its_first_
     whole = session.speculate(request, chunk=6)
     prompt = [record.index for record in whole.rounds if record.mode == "PREFILL"]
     assert len(prompt) > 1
-    attempts = []
-    for attempt, last in enumerate((prompt[-1], prompt[0], len(whole.rounds))):
-        one = edited(
-            whole,
-            keep=lambda rows, i, last=last: rows.ints["round"][i] <= last,
-            change=lambda rows, i, values, attempt=attempt: values.update(attempt=attempt),
-        )
-        rounds = tuple(replace(each, attempts=(attempt,)) for each in whole.rounds[: last + 1])
-        attempts.append(replace(one, rounds=rounds, ends=whole.ends if attempt == 2 else ()))
-    engine = merged(*attempts)
-    replayed = session.replay(asking(request, spec=SPECS[0]), engine)
-    assert not stopped(replayed)
-    assert_same_rows(replayed, engine)
+    cut_off = [as_attempt(until(whole, last), attempt) for attempt, last in enumerate((prompt[-1], prompt[0]))]
+    engine = merged(*cut_off, as_attempt(whole, 2))
+    assert_replayed(session, [request], engine)
     lost = gather(asking(request, spec=SPECS[0]), engine, None).lost
     assert lost == {(request.rid, 0): {len(request.input_ids): whole.ends[0].output_ids[0]}}
 
@@ -372,20 +368,14 @@ def test_a_request_taken_back_by_a_decode_side_goes_on_from_what_it_has(eagle_he
     decodes = [record for record in before.rounds if record.mode == "DECODE"]
     cut, known = decodes[2], decodes[3 - lost].starts[0] + 1
     text = [*request.input_ids, *before.ends[0].output_ids][:known]
-    first = edited(before, keep=lambda rows, i: rows.ints["round"][i] <= cut.index)
-    first = replace(first, rounds=before.rounds[: cut.index + 1], ends=())
     left = 20 - (known - 1 - len(request.input_ids))
     second = session.speculate(request.model_copy(update={"input_ids": tuple(text[:-1]), "max_new_tokens": left}))
     prompt = second.rounds[0]
     assert prompt.mode == "PREFILL"
     handed = replace(prompt, mode="PREBUILT", starts=(known - 1,), lens=(0,), forwards={})
-    second = edited(
-        second,
-        keep=lambda rows, i: rows.ints["round"][i] > prompt.index,
-        change=lambda rows, i, values: values.update(attempt=1),
-    )
-    rounds = (handed, *second.rounds[1:])
-    engine = merged(first, replace(second, rounds=tuple(replace(record, attempts=(1,)) for record in rounds)))
+    second = edited(second, keep=lambda rows, i: rows.ints["round"][i] > prompt.index)
+    second = as_attempt(replace(second, rounds=(handed, *second.rounds[1:])), 1)
+    engine = merged(until(before, cut.index), second)
     replayed = session.replay(asking(request, spec=spec), engine)
     assert not stopped(replayed)
     assert_same_rows(edited(replayed, keep=lambda rows, i: rows.strings["phase"][i] != "PREBUILT"), engine)
@@ -399,7 +389,7 @@ def test_a_cached_prefix_is_not_expected_again(eagle_head):
     cached = edited(trace, keep=lambda rows, i: rows.ints["round"][i] >= 2)
     cached = replace(cached, rounds=trace.rounds[2:])
     assert cached.rounds[0].starts == (14,)
-    assert_same_rows(session.replay(asking(request, spec=spec), cached), cached)
+    assert_replayed(session, [request], cached)
 
 
 def test_proposals_nobody_needs_are_expected_only_where_the_engine_made_them(eagle_head):
@@ -409,7 +399,7 @@ def test_proposals_nobody_needs_are_expected_only_where_the_engine_made_them(eag
     short = edited(
         trace, keep=lambda rows, i: not (rows.strings["phase"][i] == "EXTEND" and rows.ints["round"][i] == last)
     )
-    assert_same_rows(session.replay(asking(request, spec=spec), short), short)
+    assert_replayed(session, [request], short)
     running = replace(short, ends=())
     replayed = session.replay(asking(request, spec=spec), running)
     missing = by_key(replayed).keys() - by_key(running).keys()
@@ -424,14 +414,9 @@ def test_tensor_parallel_ranks_are_one_round(eagle_head):
 
 
 def test_an_aborted_request_is_replayed_as_far_as_it_got(eagle_head):
-    spec = SPECS[0]
-    session, request, trace = run(eagle_head, spec, seed=5, longest=40)
+    session, request, trace = run(eagle_head, SPECS[0], seed=5, longest=40)
     ended = (RequestEnd(rid=request.rid, scheduler_step=1, reason="abort", output_ids=()),)
-    cut = edited(trace, keep=lambda rows, i: rows.ints["round"][i] < 2)
-    cut = replace(cut, rounds=trace.rounds[:2], ends=ended)
-    replayed = session.replay(asking(request, spec=spec), cut)
-    assert_same_rows(replayed, cut)
-    assert not stopped(replayed)
+    assert_replayed(session, [request], replace(until(trace, 1), ends=ended))
 
 
 def test_an_algorithm_the_head_is_not_made_for_is_refused(eagle_head):

@@ -19,7 +19,6 @@ from harness.search.shrink import Budget, shrink, simpler_boots, size, smaller, 
 SIGNATURE = "EXTEND_INPUT:inputs:DRAFT_PREFILL:chunk-tail"
 OTHER = "POSITION:positions:DRAFT:one-ahead"
 GENERATED = generate(BY_NAME["plain"], count=24, seed=11)
-LARGE = max(GENERATED, key=size)
 
 
 def long_prompt(scenario):

@@ -38,13 +38,9 @@ class WireClosed(ConnectionError):
 Held = dict[str, np.ndarray] | dict[str, np.ndarray | bytes]
 
 
-def encode(message: dict[str, Any], arrays: Held | None = None, *, quick: bool = False) -> bytes:
-    """One frame as bytes; arrays are int64, int32, uint8, float32 or bool, or bytes.
-
-    quick: marshalled. The message then holds None, bool, int, float, str, bytes, lists, tuples and dicts of these,
-    and comes back as it is; as JSON, tuples come back as lists.
-    """
-    return b"".join(_parts(message, arrays, quick=quick)[0])
+def encode(message: dict[str, Any]) -> bytes:
+    """One frame without arrays, as bytes."""
+    return b"".join(_parts(message, None, quick=False)[0])
 
 
 def _parts(message: dict[str, Any], arrays: Held | None, *, quick: bool) -> tuple[list[bytes | memoryview], int]:
@@ -70,7 +66,11 @@ def _parts(message: dict[str, Any], arrays: Held | None, *, quick: bool) -> tupl
 
 
 def send(sock: socket.socket, message: dict[str, Any], arrays: Held | None = None, *, quick: bool = False) -> None:
-    """Write one frame; WireClosed if the peer is gone."""
+    """Write one frame; WireClosed if the peer is gone. Arrays are int64, int32, uint8, float32 or bool, or bytes.
+
+    quick: marshalled. The message then holds None, bool, int, float, str, bytes, lists, tuples and dicts of these,
+    and comes back as it is; as JSON, tuples come back as lists.
+    """
     parts, size = _parts(message, arrays, quick=quick)
     try:
         sent = sock.sendmsg(parts)

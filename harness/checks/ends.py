@@ -11,6 +11,7 @@ from harness.contract.requests import PLAIN
 from harness.contract.scenario import Scenario
 from harness.contract.trace import ENDS, Event
 from harness.contract.types import Divergence, Key, Kind, Phase
+from harness.contract.words import some
 
 #: Folders of what runs in the place of SGLang's own code (`stand_ins`: in older traces).
 REPLACEMENTS = ("replacement_kernels", "transfer_backend", "stand_ins")
@@ -50,9 +51,8 @@ def _in_batch(scenario: Scenario, rids: Sequence[str]) -> str:
     if not rids:
         return ""
     known = {one.rid: [key for key in one.asked if key not in PLAIN] for one in scenario.sampled.requests}
-    named = [f"{rid} ({', '.join(known[rid])})" if known.get(rid) else rid for rid in rids[:MOST_NAMED]]
-    more = f" and {len(rids) - MOST_NAMED} more" if len(rids) > MOST_NAMED else ""
-    return f"; the last batch was of {', '.join(named)}{more}"
+    named = [f"{rid} ({', '.join(known[rid])})" if known.get(rid) else rid for rid in rids]
+    return f"; the last batch was of {some(named, MOST_NAMED)}"
 
 
 def _told(event: Event) -> Iterator[Divergence]:

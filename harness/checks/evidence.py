@@ -48,6 +48,12 @@ class Table:
         """What the side chose from row `index`."""
         return self.choices[index]
 
+    def behind_prompt(self, part: Part) -> dict[int, int]:
+        """Index in the text -> the token that was chosen there behind a prompt's last chunk, where that is known."""
+        rows = self.of(part.share, Phase.PREFILL) if part.final and part.record.mode == "PREFILL" else []
+        chosen = self.chosen(rows[-1]) if rows else []
+        return {part.start + part.length: chosen[0]} if chosen else {}
+
 
 def tabulate(rows: Rows) -> Table:
     """Index the rows of one side."""
@@ -205,9 +211,9 @@ def _lost(table: Table, parts: dict[tuple[str, int], list[Part]]) -> dict[tuple[
             for index in table.of(part.share, Phase.ACCEPT):
                 if (where := part.start + 1 + table.ints["slot"][index]) >= begun[rid]:
                     found.setdefault((rid, attempt), {})[where] = table.ints["input_id"][index]
-            chunk = table.of(part.share, Phase.PREFILL) if part.final and part.record.mode == "PREFILL" else []
-            if chunk and table.chosen(chunk[-1]) and part.start + part.length >= begun[rid]:
-                found.setdefault((rid, attempt), {})[part.start + part.length] = table.chosen(chunk[-1])[0]
+            for where, token in table.behind_prompt(part).items():
+                if where >= begun[rid]:
+                    found.setdefault((rid, attempt), {})[where] = token
         read = [one.start + one.length for one in own if one.record.mode == "PREFILL" and one.final]
         if read:
             begun[rid] = read[0]
@@ -243,9 +249,7 @@ def _full_sequences(
         for index in indices:
             where = share[3] + 1 + table.ints["slot"][index]
             full.setdefault(share[1], {}).setdefault(where, table.ints["input_id"][index])
-    for part in (part for listed in parts.values() for part in listed if part.final and part.record.mode == "PREFILL"):
-        chunk = table.of(part.share, Phase.PREFILL)
-        if chunk and table.chosen(chunk[-1]):
-            where = part.start + part.length
-            full.setdefault(part.rid, {}).setdefault(where, table.chosen(chunk[-1])[0])
+    for part in (part for listed in parts.values() for part in listed):
+        for where, token in table.behind_prompt(part).items():
+            full.setdefault(part.rid, {}).setdefault(where, token)
     return full

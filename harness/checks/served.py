@@ -6,7 +6,6 @@ SGLang's own rules, held against the trace: no weights, no reference. It must no
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
@@ -110,31 +109,24 @@ def check_aborts(evidence: Evidence) -> CheckResult:
         if rid not in ends:
             continue
         end, prompt = ends[rid], len(evidence.scenario.request(rid).input_ids)
-        state = _state(evidence, rid, event)
+        doing, until = _state(evidence, rid, event)
         result.count("tokens", len(end.output_ids))
-        if len(end.output_ids) > state.until - prompt:
+        if len(end.output_ids) > until - prompt:
             result.divergences.append(
                 Divergence(
                     kind=Kind.TOKEN,
-                    key=Key.of((event.dp_rank, rid, 0, state.until - 1), Phase.ACCEPT),
+                    key=Key.of((event.dp_rank, rid, 0, until - 1), Phase.ACCEPT),
                     round=-1,
-                    expected=f"{state.until - prompt} tokens, aborted at step {event.scheduler_step}",
+                    expected=f"{until - prompt} tokens, aborted at step {event.scheduler_step}",
                     observed=len(end.output_ids),
-                    hint=f"aborted-{state.name}",
+                    hint=f"aborted-{doing}",
                 )
             )
     return result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _State:
-    """What a request was doing when it was aborted; until: how far its text may go (prompt included)."""
-
-    name: str
-    until: int
-
-
-def _state(evidence: Evidence, rid: str, abort: Event) -> _State:
+def _state(evidence: Evidence, rid: str, abort: Event) -> tuple[str, int]:
+    """(what a request was doing when it was aborted, how far its text may go, its prompt included)."""
     parts, step = evidence.parts_of(rid), abort.scheduler_step
     before = [part for part in parts if part.record.scheduler_step < step]
     prompt = len(evidence.scenario.request(rid).input_ids)
@@ -144,17 +136,17 @@ def _state(evidence: Evidence, rid: str, abort: Event) -> _State:
         one.scheduler_step == step and rid in one.data.get("rids", (rid,)) for one in earlier if one.name == "retract"
     )
     if not before or rid in _waiting(evidence, step - 1) or (_commits(before[-1]) and any(taken_back)):
-        return _State(name="retracted" if before else "queued", until=until)
+        return "retracted" if before else "queued", until
     if not _commits(before[-1]):
-        return _State(name="in-chunk", until=until)
+        return "in-chunk", until
     same = (
         one for one in parts if one.record.mode == "DECODE" or one.attempt == before[-1].attempt
     )  # or in a mixed batch
     later = (part for part in same if part.record.scheduler_step >= step)
     flying = evidence.engine.header.get("overlap") and before[-1].record.scheduler_step == step - 1
     if flying:  # the pass that it still runs is in flight
-        return _State(name="decoding", until=until)
-    return _State(name="decoding", until=max(until, max((_reach(part) for part in [*later][:1]), default=until)))
+        return "decoding", until
+    return "decoding", max(until, max((_reach(part) for part in [*later][:1]), default=until))
 
 
 def _commits(part: Part) -> bool:

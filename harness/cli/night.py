@@ -110,11 +110,8 @@ def _newest(root: Path) -> tuple[Path, Night, bool]:
         raise UsageError(f"{last.folder} is one shard\n  judge all of them:  eaglecheck night {root} --nights STORE")
     if last.night is not None:
         return last.folder, last.night, True
-    why = (
-        f"night {last.plan.id} on {last.plan.host} never finished: it was killed, or could not write; "
-        f"to drive the rest, type its command again with --resume {last.plan.id}"
-    )
-    return last.folder, Night(plan=last.plan, finished=datetime.now(UTC).isoformat(), cells=(), faults=(why,)), False
+    faults = (f"this night {last.plan.cut_off}",)
+    return last.folder, Night(plan=last.plan, finished=datetime.now(UTC).isoformat(), cells=(), faults=faults), False
 
 
 def _add_summary(path: Path, judged: Judgement) -> None:

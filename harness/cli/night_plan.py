@@ -22,7 +22,7 @@ from harness.driving.adapt import Wanted
 from harness.driving.own_source import git_state, own_version, source_digest
 from harness.engines import envs
 from harness.night import store
-from harness.night.cells import Cell, Limits, left_out, plan
+from harness.night.cells import Cell, Limits, Place, left_out, plan
 from harness.night.records import CellResult, NightPlan
 
 ALL = "all"
@@ -97,9 +97,7 @@ def _cells(asked: Asked) -> list[Cell]:
         cases=[catalogue.load(name) for name in asked.chosen_cases],
         families=[FAMILIES[name] for name in asked.chosen_families],
         limits=Limits(scenarios=asked.scenarios, seconds=asked.seconds, seed=_seed(asked), mutants=asked.mutants),
-        device=asked.device,
-        wanted=asked.wanted,
-        cards=_gpus(asked),
+        place=_place(asked),
     )
     if not cells:
         options = {"--cases": asked.cases, "--families": asked.families}
@@ -111,14 +109,13 @@ def _cells(asked: Asked) -> list[Cell]:
     return cells
 
 
-def _gpus(asked: Asked) -> int | None:
-    """GPUs that this process may use; None on a CPU, where ranks need none."""
-    if asked.device == "cpu":
-        return None
+def _place(asked: Asked) -> Place:
+    """With the GPUs that this process may use; on a CPU ranks need none."""
     try:
-        return len(gpus.visible(gpus.read_cards()))
+        cards = None if asked.device == "cpu" else len(gpus.visible(gpus.read_cards()))
     except gpus.CardError as error:
         raise UsageError(f"--device {asked.device}: {error}") from error
+    return Place(device=asked.device, wanted=asked.wanted, cards=cards)
 
 
 def _named(text: str | None, allowed: Sequence[str], *, what: str) -> list[str]:
@@ -176,9 +173,7 @@ def _not_planned(cells: Sequence[Cell], asked: Asked) -> list[str]:
     left = left_out(
         engines=list(dict.fromkeys(cell.engine for cell in cells)),
         families=[FAMILIES[name] for name in asked.chosen_families],
-        device=asked.device,
-        wanted=asked.wanted,
-        cards=_gpus(asked),
+        place=_place(asked),
     )
     by_reason = dict[str, dict[str, Counter[str]]]()
     for one in left:

@@ -44,6 +44,13 @@ class Part:
         return (self.record.dp_rank, self.rid, self.attempt, self.start)
 
 
+def event_at(part: Part, name: str, **data: Any) -> Event:
+    """An event that speaks of one request in one batch."""
+    named = {"rid": part.rid, "attempt": part.attempt, "committed": part.start}
+    record = part.record
+    return Event(name=name, scheduler_step=record.scheduler_step, dp_rank=record.dp_rank, data=named | data)
+
+
 def share_of(event: Event) -> Share:
     """Of an event that speaks of one request in one batch."""
     return (event.dp_rank, event.data["rid"], event.data["attempt"], event.data["committed"])

@@ -25,6 +25,15 @@ GRAMMAR = (
 )
 
 
+#: Settings that a condition calls as we do.
+OF_SPEC = ("num_steps", "eagle_topk", "num_draft_tokens")
+OF_ENGINE = (
+    *("page_size", "attention_backend", "dp_size", "cuda_graph", "prefill_cuda_graph", "radix_cache"),
+    *("enable_overlap_plan_stream", "disaggregation", "enable_return_hidden_states", "rejection_sampling"),
+    "enable_custom_logit_processor",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftFacts:
     """What a condition can say of a draft that the user named: its config's keys, and what its file shows.
@@ -75,23 +84,11 @@ def settings_of(
     updates: how often it is given other weights.
     """
     return {
-        "num_steps": spec.num_steps,
-        "eagle_topk": spec.eagle_topk,
-        "num_draft_tokens": spec.num_draft_tokens,
-        "page_size": engine.page_size,
-        "attention_backend": engine.attention_backend,
-        "dp_size": engine.dp_size,
-        "cuda_graph": engine.cuda_graph,
-        "prefill_cuda_graph": engine.prefill_cuda_graph,
-        "radix_cache": engine.radix_cache,
+        **{name: getattr(spec, name) for name in OF_SPEC},
+        **{name: getattr(engine, name) for name in OF_ENGINE},
         "disable_overlap_schedule": engine.overlap_schedule is False,
-        "enable_overlap_plan_stream": engine.enable_overlap_plan_stream,
-        "disaggregation": engine.disaggregation,
         "enable_hierarchical_cache": bool(engine.server_args.get("enable_hierarchical_cache")),
         "enable_deterministic_inference": engine.deterministic_inference,
-        "enable_return_hidden_states": engine.enable_return_hidden_states,
-        "rejection_sampling": engine.rejection_sampling,
-        "enable_custom_logit_processor": engine.enable_custom_logit_processor,
         "plugin": spec.plugin is not None,
         "checkpoint": checkpoint,
         **asdict(draft),

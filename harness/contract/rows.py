@@ -205,39 +205,14 @@ class RowBuilder:
         default_factory=lambda: {name: [] for name in (*INT_COLUMNS, *STRING_COLUMNS, *FLOAT_COLUMNS, *LIST_COLUMNS)}
     )
 
-    def add(
-        self,
-        *,
-        rid: str,
-        phase: str,
-        slot: int,
-        committed: int,
-        round: int,
-        scheduler_step: int = -1,
-        dp_rank: int = 0,
-        attempt: int = 0,
-        step: int = 0,
-        input_id: int = -1,
-        position: int = -1,
-        cache_slot: int = -1,
-        parent: int = -1,
-        hidden_in: int = -1,
-        hidden_out: int = -1,
-        slots_shared: int = -1,
-        attends: int = -1,
-        lse: float = float("nan"),
-        top_ids: Any = (),
-        top_logits: Any = (),
-        chosen_ids: Any = (),
-        chosen_probs: Any = (),
-        slots_read: Any = (),
-    ) -> None:
-        values = locals()
-        for name, column in self.columns.items():
-            column.append(values[name])
+    def add(self, **columns: Any) -> None:
+        """One row: see `extend`."""
+        self.extend(1, **{name: [value] for name, value in columns.items()})
 
     def extend(self, count: int, **columns: Sequence[Any]) -> None:
-        """`count` rows at once: a value a row for each column named, the others as `add` leaves them."""
+        """`count` rows at once: a value a row for each column named, the others as they are where they do not apply."""
+        if odd := columns.keys() - self.columns.keys():
+            raise TypeError(f"rows have no {', '.join(sorted(odd))}")
         for name, column in self.columns.items():
             column.extend(columns[name] if name in columns else [_ABSENT[name]] * count)
 

@@ -90,8 +90,8 @@ class HookRegistry:
     #: label -> what was there before us, and what was put around it, innermost first
     _layers: dict[str, tuple[Callable[..., Any], list[Make]]] = field(default_factory=dict)
 
-    def wrap(self, module: types.ModuleType, dotted: str, make: Make, *, innermost: bool = False) -> bool:
-        """Replace `module.dotted` by `make(original)`; False (and noted as missing) if there is no such attribute.
+    def wrap(self, module: types.ModuleType, dotted: str, make: Make, *, innermost: bool = False) -> None:
+        """Replace `module.dotted` by `make(original)`, or note as missing what is not there.
 
         A method inherited from a base class is wrapped on the named class only. innermost: under what this registry
         wrapped there earlier, so that those wrappers see what `make` does to the result.
@@ -104,7 +104,7 @@ class HookRegistry:
         label = f"{module.__name__}:{dotted}"
         if original is None:
             self.missing.append(label)
-            return False
+            return
         bare, makes = self._layers.setdefault(label, (original, []))
         makes.insert(0 if innermost else len(makes), make)
         whole = bare
@@ -115,4 +115,3 @@ class HookRegistry:
                 whole = self.clock.of(dotted, layer(self.clock.of(SGLANG, whole)))
         setattr(owner, name, whole)
         self.found.append(label)
-        return True

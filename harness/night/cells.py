@@ -19,7 +19,7 @@ from harness.contract.finding_pages import issues
 from harness.contract.known_issues import ends_boot
 from harness.contract.scenario import Scenario
 from harness.contract.settings import EngineConfig
-from harness.driving.adapt import Wanted, adapted
+from harness.driving.adapt import NOTHING, Wanted, adapted
 from harness.driving.refusals import refusal, undrawn
 from harness.engines.envs import state
 
@@ -133,75 +133,58 @@ class Limits:
     mutants: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a night is driven on. wanted: in place of scenarios' settings; cards: one a rank, None: ranks need none."""
+
+    device: str = "cpu"
+    wanted: Wanted = NOTHING
+    cards: int | None = None
+
+    def takes(self, engine: EngineConfig) -> bool:
+        """Whether there are cards for all ranks."""
+        return self.cards is None or engine.tp_size <= self.cards
+
+
 def plan(
-    *,
-    engines: Sequence[str],
-    cases: Sequence[Case],
-    families: Sequence[Family],
-    limits: Limits,
-    device: str = "cpu",
-    wanted: Wanted | None = None,
-    cards: int | None = None,
+    *, engines: Sequence[str], cases: Sequence[Case], families: Sequence[Family], limits: Limits, place: Place = Place()
 ) -> list[Cell]:
-    """Every cell, release by release. Scenarios that a release refuses or is too old for are not in it.
-
-    cards: GPUs there are, one a rank; scenarios of more ranks are not in it either. None: ranks need none.
-    """
-    wanted = wanted or Wanted()
-    return [
-        cell
-        for engine in engines
-        for cell in (
-            *(
-                _case(case, engine, device=device, wanted=wanted)
-                for case in cases
-                if _enough(case.scenario.engine, cards)
-            ),
-            *(
-                cell
-                for family in families
-                for cell in _family(family, engine, limits, device=device, wanted=wanted, cards=cards)
-            ),
-        )
-    ]
+    """Every cell, release by release, without scenarios that a release refuses, is too old for, or lacks cards for."""
+    cells = list[Cell]()
+    for engine in engines:
+        cells += [_case(case, engine, place) for case in cases if place.takes(case.scenario.engine)]
+        for family in families:
+            cells += _family(family, engine, limits, place)
+    return cells
 
 
-def _case(case: Case, engine: str, *, device: str, wanted: Wanted) -> Cell:
-    expected = case.expected(release=engine, revert=None, device=device)
+def _case(case: Case, engine: str, place: Place) -> Cell:
+    expected = case.expected(release=engine, revert=None, device=place.device)
     return Cell(
         engine=engine,
         kind="case",
         name=case.id,
-        scenarios=tuple(adapted([case.scenario], wanted, device=device)),
+        scenarios=tuple(adapted([case.scenario], place.wanted, device=place.device)),
         expected=expected,
         expected_kinds=() if expected == "PASS" else case.kinds,
         assumes=case.assumes,
     )
 
 
-def left_out(
-    *,
-    engines: Sequence[str],
-    families: Sequence[Family],
-    device: str = "cpu",
-    wanted: Wanted | None = None,
-    cards: int | None = None,
-) -> list[LeftOut]:
+def left_out(*, engines: Sequence[str], families: Sequence[Family], place: Place = Place()) -> list[LeftOut]:
     """The scenarios of these families that `plan` has no cell for, in order."""
     return [
         LeftOut(engine=engine, family=family.name, scenario=one.name, why=why)
         for engine in engines
         for family in families
-        for _, one, why in _sorted_out(family, engine, device=device, wanted=wanted or Wanted(), cards=cards)
+        for _, one, why in _sorted_out(family, engine, place)
         if why
     ]
 
 
-def _family(
-    family: Family, engine: str, limits: Limits, *, device: str, wanted: Wanted, cards: int | None
-) -> Iterator[Cell]:
+def _family(family: Family, engine: str, limits: Limits, place: Place) -> Iterator[Cell]:
     fixed = dict[str, list[Scenario]]()
-    for name, one, why in _sorted_out(family, engine, device=device, wanted=wanted, cards=cards):
+    for name, one, why in _sorted_out(family, engine, place):
         if not why:
             fixed.setdefault(name, []).append(one)
     assumes = tuple(sorted({name for boot in family.boots for name in boot.assumes}))
@@ -209,12 +192,12 @@ def _family(
         yield Cell(
             engine=engine, kind="fixed", name=f"{family.name}/{name}", scenarios=tuple(scenarios), assumes=assumes
         )
-    if fixed and limits.mutants and device == "cpu":  # forked processes: a CUDA context does not survive that
+    if fixed and limits.mutants and place.device == "cpu":  # forked processes: a CUDA context does not survive that
         mutants = Mutants(count=limits.mutants, seconds=limits.seconds, seed=limits.seed)
         every = tuple(one for scenarios in fixed.values() for one in scenarios)
         yield Cell(engine=engine, kind="mutated", name=family.name, scenarios=every, mutants=mutants)
     if limits.scenarios:
-        boots = [boot for boot in family.boots if boot.works_on(engine) and _enough(boot.engine, cards)]
+        boots = [boot for boot in family.boots if boot.works_on(engine) and place.takes(boot.engine)]
         for boot in boots:
             draw = Draw(
                 boot=boot,
@@ -225,9 +208,7 @@ def _family(
             yield Cell(engine=engine, kind="generated", name=f"{family.name}/{boot.name}", draw=draw, assumes=assumes)
 
 
-def _sorted_out(
-    family: Family, engine: str, *, device: str, wanted: Wanted, cards: int | None
-) -> list[tuple[str, Scenario, str]]:
+def _sorted_out(family: Family, engine: str, place: Place) -> list[tuple[str, Scenario, str]]:
     """(boot configuration, scenario, why it is not driven on a release, in a line, or nothing) of a family's fixed set.
 
     A boot configuration that generation has no turn on is named after its first scenario.
@@ -243,15 +224,11 @@ def _sorted_out(
         if Version(engine) < Version(since):
             found.append((name, asked, f"driven from {since} on"))
             continue
-        (one,) = adapted([asked], wanted, device=device)
-        why = refusal(one, version=engine, device=device) or undrawn(one, env, device=device)
-        if not why and (known := ends_boot(one, release=engine, device=device)):
+        (one,) = adapted([asked], place.wanted, device=place.device)
+        why = refusal(one, version=engine, device=place.device) or undrawn(one, env, device=place.device)
+        if not why and (known := ends_boot(one, release=engine, device=place.device)):
             why = f"{known.id} ends the engine while it boots: {known.title}"
-        if not why and not _enough(one.engine, cards):
-            why = f"it needs {one.engine.tp_size} GPUs, of {cards} that are there"
+        if not why and not place.takes(one.engine):
+            why = f"it needs {one.engine.tp_size} GPUs, of {place.cards} that are there"
         found.append((name, one, why.partition("\n")[0]))
     return found
-
-
-def _enough(engine: EngineConfig, cards: int | None) -> bool:
-    return cards is None or engine.tp_size <= cards

@@ -82,10 +82,8 @@ def faults(shards: Sequence[Kept]) -> list[str]:
     for shard in shards:
         if shard.night is None:
             number, of = shard.plan.shard
-            found.append(
-                f"shard {number} of {of} ({shard.plan.id} on {shard.plan.host}) never finished: it was killed, "
-                f"or could not write; {counted(len(shard.plan.mine), 'cell')} not reported"
-            )
+            cells = counted(len(shard.plan.mine), "cell")
+            found.append(f"shard {number} of {of}, {cells}, {shard.plan.cut_off}")
     reported = [cell.key for shard in shards if shard.night is not None for cell in shard.night.cells]
     excused = {key for shard in shards if shard.night is None for key in shard.plan.mine} | {
         key for number in range(1, of + 1) if not numbers[number] for key in plan.share(number, of)

@@ -134,6 +134,14 @@ class NightPlan(_Strict):
         return f"on {self.device}{self.taken_out}, seed {self.seed}"
 
     @property
+    def cut_off(self) -> str:
+        """What is said where it has no result."""
+        return (
+            f"({self.id} on {self.host}) never finished: it was killed, or could not write; "
+            f"to drive the rest, type its command again with --resume {self.id}"
+        )
+
+    @property
     def taken_out(self) -> str:
         """What is said behind a release's name; empty unless a pull request is reverted."""
         return f" with #{self.revert} reverted" if self.revert else ""

@@ -36,6 +36,7 @@ class Status(StrEnum):
     UNKNOWN = "UNKNOWN"  # no FAIL, but no PASS either
     ERROR = "ERROR"  # something of ours failed over it
     NOT_RUN = "NOT RUN"
+    BROKEN = "BROKEN"  # of one by hand: its own code failed, an internal error
 
 
 class _Strict(BaseModel):

@@ -20,7 +20,8 @@ from harness.contract.script import Op
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.engines.errors import EngineError
-from harness.search.mutants_report import Report, Score, Status, Step, undrivable
+from harness.search.mutant_results import Status
+from harness.search.mutants_report import Report, Score, Step, undrivable
 
 if TYPE_CHECKING:
     from harness.driving.live import LiveEngines

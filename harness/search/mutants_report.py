@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from packaging.version import Version
@@ -17,6 +16,7 @@ from harness.checks import CHECKS
 from harness.contract.scenario import Scenario
 from harness.contract.types import Outcome
 from harness.driving.refusals import refusal
+from harness.search.mutant_results import Status
 
 SCHEMA = 1
 
@@ -62,15 +62,6 @@ def undrivable(need: str, exercises: Iterable[Scenario], *, release: str, device
     before = (why for first, why in SINCE.get(need, ()) if Version(release) < Version(first))
     refused = (refusal(one, version=release, device=device) for one in exercises)
     return next(filter(None, (*before, *refused)), "")
-
-
-class Status(StrEnum):
-    """What became of a mutant."""
-
-    KILLED = "KILLED"
-    SURVIVED = "SURVIVED"
-    NOT_RUN = "NOT RUN"
-    BROKEN = "BROKEN"  # its own code failed: an internal error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ class MutantRunner:
         """What becomes of the mutants of tasks with the same scenarios."""
         found = [_Found.of(task) for task in tasks]
         for scenario in tasks[0].scenarios:
-            self._ask_in(scenario, [one for one in found if one.goes_on])
+            self._ask_in(scenario, [one for one in found if one.known.goes_on])
         return [one.result() for one in found]
 
     def _ask_in(self, scenario: Scenario, found: Sequence[_Found]) -> None:
@@ -65,7 +65,7 @@ class MutantRunner:
             for one in found:
                 self._run(one, scenario)
             return
-        several = _Found(mutants=[mutant for one in found for mutant in one.mutants], stage=found[0].stage)
+        several = _Found.all_of(found)
         self._run(several, scenario)
         several.share(found)
         if not several.unseen:
@@ -74,7 +74,7 @@ class MutantRunner:
             self._ask_in(scenario, found[half:])
 
     def _run(self, found: _Found, scenario: Scenario) -> None:
-        found.asked.append(label(scenario))
+        found.note(asked=(*found.known.asked, label(scenario)))
         if self._clean.get(scenario.id) is False:
             return
         start, boots = time.monotonic(), self.engines.boots
@@ -85,8 +85,9 @@ class MutantRunner:
         finally:
             for file in files.values():
                 file.unlink()
-        found.boots += self.engines.boots - boots
-        found.seconds += time.monotonic() - start
+        found.note(
+            boots=found.known.boots + self.engines.boots - boots, seconds=found.known.seconds + time.monotonic() - start
+        )
 
     def _written(self, mutants: Sequence[Asked]) -> dict[str, Path]:
         """module -> its file with all of the mutants in it."""
@@ -123,7 +124,7 @@ class MutantRunner:
                 return found.say(Status.ERROR, scenario, why=f"reading: {type(error).__name__}: {error}")
             if self._watched(scenario):
                 alarm = any(ALARM in log.read_text(errors="replace")[size:] for log, size in logs.items())
-                found.canary = bool(found.canary) or alarm
+                found.note(canary=bool(found.known.canary) or alarm)
             return self._judge(found, scenario, trace)
         return found.refused(scenario, "a new engine would not flush its caches")
 
@@ -216,63 +217,60 @@ class _Found:
     """What is known of one mutant so far, or of several that run at once."""
 
     mutants: Sequence[Asked]
-    stage: str
-    end: Status = Status.SURVIVED
-    asked: list[str] = field(default_factory=list)
-    said: dict[str, Any] = field(default_factory=dict)
-    boots: int = 0
-    seconds: float = 0.0
-    rows: bool = False
-    text: bool = False
-    accepted: tuple[int, int] = (0, 0)
-    sound: tuple[int, int] = (0, 0)
-    canary: bool | None = None
+    known: Result
 
     @staticmethod
     def of(task: Task) -> _Found:
-        found, before = _Found(mutants=[task.mutant], stage=task.stage), task.before
-        if before is not None:
-            for name in ("end", "boots", "seconds", "rows", "text", "accepted", "sound", "canary"):
-                setattr(found, name, getattr(before, name))
-            found.asked = list(before.asked)
-            found.said = {"scenario": before.scenario, "why": before.why}
-        return found
+        before = task.before or Result(id=task.mutant.id, end=Status.SURVIVED)
+        return _Found(mutants=[task.mutant], known=before.model_copy(update={"stage": task.stage}))
+
+    @staticmethod
+    def all_of(found: Sequence[_Found]) -> _Found:
+        mutants = [mutant for one in found for mutant in one.mutants]
+        return _Found(mutants=mutants, known=Result(id="+".join(one.id for one in mutants), end=Status.SURVIVED))
 
     @property
     def name(self) -> str:
-        return "+".join(one.id for one in self.mutants)
+        return self.known.id
 
     @property
     def captured(self) -> bool:
         return any(one.captured for one in self.mutants)
 
     @property
-    def goes_on(self) -> bool:
-        """Whether another scenario may still show it."""
-        return self.end in (Status.SURVIVED, Status.UNKNOWN)
-
-    @property
     def unseen(self) -> bool:
         """Whether nothing of them was seen, by nobody."""
-        return self.end is Status.SURVIVED and not (self.rows or self.text or self.canary)
+        known = self.known
+        return known.end is Status.SURVIVED and not (known.rows or known.text or known.canary)
+
+    def note(self, **changes: Any) -> None:
+        self.known = self.known.model_copy(update=changes)
 
     def share(self, found: Sequence[_Found]) -> None:
         """What several took, in equal parts; and, where nothing was seen of them, that so it is of each."""
+        every = self.known
         for one in found:
-            one.seconds += self.seconds / len(found)
+            known = one.known
+            one.note(seconds=known.seconds + every.seconds / len(found))
             if self.unseen:
-                one.asked += self.asked
-                one.canary = self.canary if one.canary is None else one.canary
-                one.accepted, one.sound = _sum(one.accepted, self.accepted), _sum(one.sound, self.sound)
-        found[0].boots += self.boots
+                one.note(
+                    asked=known.asked + every.asked,
+                    canary=every.canary if known.canary is None else known.canary,
+                    accepted=_sum(known.accepted, every.accepted),
+                    sound=_sum(known.sound, every.sound),
+                )
+        found[0].note(boots=found[0].known.boots + every.boots)
 
     def add(self, outcome: ScenarioResult, sound: Sound | None, *, same: bool) -> None:
         """One judged run. same: whether every row is as without the mutant."""
-        self.text |= outcome.text_identical is False
+        known = self.known
+        self.note(text=known.text or outcome.text_identical is False)
         if sound is not None:
-            self.rows |= not same
-            self.accepted = _sum(self.accepted, accepted(outcome))
-            self.sound = _sum(self.sound, (sound.tokens, sound.verifies))
+            self.note(
+                rows=known.rows or not same,
+                accepted=_sum(known.accepted, accepted(outcome)),
+                sound=_sum(known.sound, (sound.tokens, sound.verifies)),
+            )
         if lost := next((why for event in outcome.trace.events if (why := lost_by(event))), ""):
             self.say(Status.NOT_RUN, outcome.scenario, why=lost.splitlines()[0])
         elif outcome.verdict.outcome is Outcome.FAIL:
@@ -299,23 +297,10 @@ class _Found:
             self.say(Status.KILLED, scenario, check="engine", kinds=("CRASH",), why=line)
 
     def say(self, end: Status, scenario: Scenario, **said: Any) -> None:
-        self.end, self.said = end, {"scenario": scenario.name, **said}
+        self.note(end=end, scenario=scenario.name, **said)
 
     def result(self) -> Result:
-        return Result(
-            id=self.name,
-            end=self.end,
-            stage=self.stage,
-            asked=tuple(self.asked),
-            boots=self.boots,
-            seconds=round(self.seconds, 1),
-            rows=self.rows,
-            text=self.text,
-            accepted=self.accepted,
-            sound=self.sound,
-            canary=self.canary,
-            **self.said,
-        )
+        return self.known.model_copy(update={"seconds": round(self.known.seconds, 1)})
 
 
 def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:

@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.contract.words import counted, percent
-from harness.search.mutant_results import Asked, Result
-from harness.search.mutant_results import Status as Ended
-from harness.search.mutants_report import EXCUSED, Report, Score, Status, Step
+from harness.search.mutant_results import Asked, Result, Status
+from harness.search.mutants_report import EXCUSED, Report, Score, Step
 from harness.search.mutate_report import Report as MutateReport
 from harness.search.mutate_report import worst
 from reports.live import PULSE_SECONDS, STYLE, StatusLine
@@ -117,7 +116,7 @@ def _sum_up(console: Console, report: Report) -> None:
 
 def line_of(mutant: Asked, became: Result) -> str:
     """What became of a mutant of the source, and what that took."""
-    by = f"{became.check} {', '.join(became.kinds)}" if became.end is Ended.KILLED else became.why
+    by = f"{became.check} {', '.join(became.kinds)}" if became.end is Status.KILLED else became.why
     took = f"{became.seconds:.0f} s, {counted(len(became.asked), 'scenario')}"
     return " ".join(f"{mutant.id} {mutant.operator}: {became.end} {by}".split()) + f" ({took})"
 

@@ -49,7 +49,7 @@ def _check_tools(config: pytest.Config) -> None:
     ours = config.rootpath == Path(__file__).parents[2]
     lacks = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if ours and lacks and not config.getoption("family"):
-        raise pytest.UsageError(f"the tests need {', '.join(lacks)}, which are not installed: make test-no-engine")
+        raise pytest.UsageError(f"the tests need {', '.join(lacks)}, which are not installed: pip install -e '.[dev]'")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,4 +1,4 @@
-"""What an engine runs with, by the names of its arguments, read off it after boot.
+"""What an engine is, and what it runs with by the names of its arguments, read off it after boot.
 
 Engine side: SGLang's objects only. It must not judge: what was asked for stands beside it in the trace header.
 """
@@ -11,6 +11,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from ..probes.graph_probe import GraphProbe
+from ..probes.probe import Probe
+from .import_patches import release_of
+from .scheduler_state import pool_level
+
+#: Arguments that say where something is, or that each scenario sets anew.
+NAMED = {"model_path", "speculative_draft_model_path", "log_level", "chunked_prefill_size"}
 #: Arguments that the scheduler keeps in another form, or that it has by an environment variable -> how they are read.
 HELD = {
     "enable_overlap_plan_stream": lambda scheduler: getattr(scheduler.draft_worker, "plan_stream", None) is not None,
@@ -50,8 +59,6 @@ def _attention_ranks(scheduler: Any) -> int:
 
 
 def _token_map(path: str | None) -> Any:
-    import torch
-
     return None if path is None else torch.load(path, weights_only=True)
 
 
@@ -83,3 +90,62 @@ def models(scheduler: Any) -> dict[str, str]:
         for side, model in found.items()
         if model is not None
     }
+
+
+def facts(scheduler: Any, boot: dict[str, Any], probe: Probe) -> dict[str, Any]:
+    """What the handshake says of it."""
+    return {**_versions(boot), **_engine(scheduler, boot, probe.graphs), **_seen(probe, boot)}
+
+
+def _engine(scheduler: Any, boot: dict[str, Any], graphs: GraphProbe | None) -> dict[str, Any]:
+    """What was asked of SGLang, and what it runs with."""
+    wanted = boot["optional_arguments"] | boot["arguments"] | boot.get("variables", {})
+    return {
+        "worker": type(scheduler.model_worker).__name__,
+        "overlap": bool(getattr(scheduler, "enable_overlap", boot["overlap"])),
+        "graphs": {} if graphs is None else graphs.sizes(),
+        "backend": boot["arguments"]["attention_backend"],
+        "dtype": boot["arguments"]["dtype"],
+        "asked": {name: value for name, value in wanted.items() if name not in NAMED},
+        "given": given(scheduler, set(wanted) - NAMED) | _compiled(boot, graphs),
+        "models": models(scheduler),
+        "eos_token_ids": _eos(scheduler, boot.get("eos_token_ids")),
+        "pool": pool_level(scheduler),
+        **{name: boot[name] for name in ("revert", "flags", "probe")},
+        **{name: boot[name] for name in ("slimmed", "changed_files", "server_args") if boot.get(name)},
+    }
+
+
+def _compiled(boot: dict[str, Any], graphs: GraphProbe | None) -> dict[str, bool]:
+    """What became of torch.compile, where it was asked for: SGLang goes without it where a model does not let it."""
+    asked = boot["arguments"].get("enable_torch_compile") and boot["probe"] == "full"
+    return {"enable_torch_compile": graphs is not None and bool(graphs.compiled)} if asked else {}
+
+
+def _seen(probe: Probe, boot: dict[str, Any]) -> dict[str, Any]:
+    """What is recorded of it, and how."""
+    release, staging = release_of(boot), probe.recorder.staging
+    return {
+        "worker_generation": release.generation,
+        "truncates_at_finish": release.truncates_at_finish,
+        "hooks_found": probe.hooks.found,
+        "hooks_missing": probe.hooks.missing,
+        **({} if staging is None else {"copies": staging.batches}),
+    }
+
+
+def _eos(scheduler: Any, named: list[int] | None) -> list[int]:
+    """The tokens that end a request: those the checkpoint names, else SGLang's; none of a pair of ours (None)."""
+    if named is None:
+        return []
+    known = sorted(getattr(scheduler.model_config, "hf_eos_token_id", None) or ())
+    return named or [one for one in known if one < scheduler.model_config.vocab_size]
+
+
+def _versions(boot: dict[str, Any]) -> dict[str, Any]:
+    """Of SGLang, torch and the card; tree: the folder that a commit's SGLang was imported from."""
+    import sglang
+
+    tree = {} if boot.get("tree") is None else {"tree": str(Path(str(sglang.__file__)).resolve().parents[1])}
+    card = torch.cuda.get_device_name() if boot["device"] == "cuda" else ""
+    return {"release": sglang.__version__, **tree, "torch": torch.__version__, "device": boot["device"], "card": card}

@@ -11,10 +11,7 @@ import os
 import sys
 import types
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from ...both_sides import compat, wire
 from ..clock import Clock
@@ -28,10 +25,9 @@ from ..probes.recorder import Recorder
 from ..probes.staging import StagingBuffer
 from . import draft_input_builder
 from .gate import Gate
-from .given import given, models
+from .given import facts
 from .import_patches import release_of
 from .processes import ENV_SOCKET, connect
-from .scheduler_state import pool_level
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -39,8 +35,6 @@ if TYPE_CHECKING:
 
 #: What the recorder does, where a clock is to tell one from the other.
 OF_RECORDER = ("open_round", "copied", "held", "note", "replayed", "before_replay", "close_round", "take")
-#: Arguments that say where something is, or that each scenario sets anew.
-NAMED = {"model_path", "speculative_draft_model_path", "log_level", "chunked_prefill_size"}
 
 
 def hook_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> None:
@@ -93,12 +87,6 @@ def _watch_captures(boot: dict[str, Any], clock: Clock | None) -> GraphProbe:
     return probe
 
 
-def _compiled(boot: dict[str, Any], graphs: GraphProbe | None) -> dict[str, bool]:
-    """What became of torch.compile, where it was asked for: SGLang goes without it where a model does not let it."""
-    asked = boot["arguments"].get("enable_torch_compile") and boot["probe"] == "full"
-    return {"enable_torch_compile": graphs is not None and bool(graphs.compiled)} if asked else {}
-
-
 def keep_from_compiling(probe: GraphProbe) -> None:
     """Our wrappers run as they are around what torch.compile makes of a model; it would compile them with it."""
     from torch._dynamo import trace_rules
@@ -142,9 +130,7 @@ def _install_in(
         "replaced": ops.describe() if ops is not None else [],
         **({"side": side, **widths(scheduler)} if side else {}),
     }
-    wire.send(
-        sock, {**hello, **_versions(boot), **_engine(scheduler, boot, graphs), **_seen(probe, boot), **seen, **asked}
-    )
+    wire.send(sock, {**hello, **facts(scheduler, boot, probe), **seen, **asked})
 
 
 def _see(probe: Probe, gate: Gate, scheduler: Any, *, ranked: bool, paired: bool) -> None:
@@ -157,54 +143,6 @@ def _see(probe: Probe, gate: Gate, scheduler: Any, *, ranked: bool, paired: bool
     if controller := getattr(scheduler.tree_cache, "cache_controller", None):
         gate.host = HostProbe(probe.recorder, controller, scheduler.tree_cache, probe.forwards.attention.rows)
         gate.host.install(probe.hooks)
-
-
-def _engine(scheduler: Any, boot: dict[str, Any], graphs: GraphProbe | None) -> dict[str, Any]:
-    """What was asked of SGLang, and what it runs with."""
-    wanted = boot["optional_arguments"] | boot["arguments"] | boot.get("variables", {})
-    return {
-        "worker": type(scheduler.model_worker).__name__,
-        "overlap": bool(getattr(scheduler, "enable_overlap", boot["overlap"])),
-        "graphs": {} if graphs is None else graphs.sizes(),
-        "backend": boot["arguments"]["attention_backend"],
-        "dtype": boot["arguments"]["dtype"],
-        "asked": {name: value for name, value in wanted.items() if name not in NAMED},
-        "given": given(scheduler, set(wanted) - NAMED) | _compiled(boot, graphs),
-        "models": models(scheduler),
-        "eos_token_ids": _eos(scheduler, boot.get("eos_token_ids")),
-        "pool": pool_level(scheduler),
-        **{name: boot[name] for name in ("revert", "flags", "probe")},
-        **{name: boot[name] for name in ("slimmed", "changed_files", "server_args") if boot.get(name)},
-    }
-
-
-def _seen(probe: Probe, boot: dict[str, Any]) -> dict[str, Any]:
-    """What is recorded of it, and how."""
-    release, staging = release_of(boot), probe.recorder.staging
-    return {
-        "worker_generation": release.generation,
-        "truncates_at_finish": release.truncates_at_finish,
-        "hooks_found": probe.hooks.found,
-        "hooks_missing": probe.hooks.missing,
-        **({} if staging is None else {"copies": staging.batches}),
-    }
-
-
-def _eos(scheduler: Any, named: list[int] | None) -> list[int]:
-    """The tokens that end a request: those the checkpoint names, else SGLang's; none of a pair of ours (None)."""
-    if named is None:
-        return []
-    known = sorted(getattr(scheduler.model_config, "hf_eos_token_id", None) or ())
-    return named or [one for one in known if one < scheduler.model_config.vocab_size]
-
-
-def _versions(boot: dict[str, Any]) -> dict[str, Any]:
-    """Of SGLang, torch and the card; tree: the folder that a commit's SGLang was imported from."""
-    import sglang
-
-    tree = {} if boot.get("tree") is None else {"tree": str(Path(str(sglang.__file__)).resolve().parents[1])}
-    card = torch.cuda.get_device_name() if boot["device"] == "cuda" else ""
-    return {"release": sglang.__version__, **tree, "torch": torch.__version__, "device": boot["device"], "card": card}
 
 
 def _make_mutants(probe: Probe, scheduler: Any, *, tp_rank: int) -> ArmedMutants:

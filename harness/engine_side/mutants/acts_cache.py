@@ -5,16 +5,7 @@ Engine side: torch only. A plan: slots [*] and starts [s+1] of s rows.
 
 from __future__ import annotations
 
-import torch
-
 from .registry import Context, Values, act
-
-
-@act
-def one_slot_late(context: Context, values: Values) -> Values:
-    """Every window of slots begins, and ends, one slot further on."""
-    slots = values["slots"]
-    return {"slots": torch.cat((slots[1:], slots[-1:]))}
 
 
 @act

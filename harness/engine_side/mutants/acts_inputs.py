@@ -35,11 +35,6 @@ def add(context: Context, values: Values) -> Values:
 
 
 @act
-def next_page(context: Context, values: Values) -> Values:
-    return {context.name: values[context.name] + context.page}
-
-
-@act
 def zero(context: Context, values: Values) -> Values:
     after = values[context.name].clone()
     for row in context.rows():
@@ -119,18 +114,6 @@ def from_before(context: Context, values: Values) -> Values:
 
 
 @act
-def narrow(context: Context, values: Values) -> Values:
-    """As wide as one of `parts`, two if nothing is said."""
-    value = values[context.name]
-    return {context.name: value[:, : value.shape[1] // int(context.args.get("parts", 2))].contiguous()}
-
-
-@act
-def coarse(context: Context, values: Values) -> Values:
-    return {context.name: values[context.name].to(torch.bfloat16)}
-
-
-@act
 def second_best(context: Context, values: Values) -> Values:
     """Each row's choices without the best one."""
     ids = values[context.name]
@@ -152,11 +135,6 @@ def become(context: Context, values: Values) -> Values:
 
 
 @act
-def moved(context: Context, values: Values) -> Values:
-    return {context.name: values[context.name] + int(context.args["by"])}
-
-
-@act
 def of_neighbour(context: Context, values: Values) -> Values:
     """Each request has what the next one should have; with `by` 1, the one before."""
     names = [name for name in context.name.split() if name in values]
@@ -169,69 +147,8 @@ def mirrored(context: Context, values: Values) -> Values:
 
 
 @act
-def without_last(context: Context, values: Values) -> Values:
-    return {context.name: values[context.name][:-1]}
-
-
-@act
-def last_again(context: Context, values: Values) -> Values:
-    value = values[context.name]
-    return {context.name: torch.cat((value, value[-1:]))}
-
-
-@act
 def squared(context: Context, values: Values) -> Values:
     return {context.name: values[context.name] ** 2} if context.name in values else {}
-
-
-# -- features and vocabulary of an EAGLE-3 head; the features of a row lie side by side, `parts` of one width --
-
-
-def _parts(context: Context, values: Values) -> tuple[torch.Tensor, ...]:
-    """[rows, h] each; one whole part where the rows do not hold `parts` features."""
-    value, parts = values[context.name], int(context.args["parts"])
-    return value.chunk(parts, dim=-1) if value.shape[-1] % parts == 0 else (value,)
-
-
-@act
-def features_rolled(context: Context, values: Values) -> Values:
-    """The last layer's feature comes first."""
-    parts = _parts(context, values)
-    return {context.name: torch.cat((parts[-1], *parts[:-1]), dim=-1)}
-
-
-@act
-def feature_repeated(context: Context, values: Values) -> Values:
-    """The feature of the layer below stands in the place of the highest one."""
-    parts = _parts(context, values)
-    return {context.name: torch.cat((*parts[:-1], parts[-2]), dim=-1)}
-
-
-@act
-def feature_missing(context: Context, values: Values) -> Values:
-    """The rows are narrower by one feature."""
-    return {context.name: torch.cat(_parts(context, values)[:-1], dim=-1)}
-
-
-@act
-def one_feature(context: Context, values: Values) -> Values:
-    """The highest feature alone, as wide as a draft row, so that nothing widens it: fc is skipped."""
-    return {context.name: _parts(context, values)[-1].contiguous()}
-
-
-@act
-def map_twice(context: Context, values: Values) -> Values:
-    """Offsets added twice, as far as the vocabulary goes."""
-    ids = values["map"]
-    own = torch.arange(len(ids), dtype=ids.dtype, device=ids.device)
-    return {"map": (2 * ids - own).minimum(ids.max())}
-
-
-@act
-def map_left_out(context: Context, values: Values) -> Values:
-    """Draft ids are taken for target ids."""
-    ids = values["map"]
-    return {"map": torch.arange(len(ids), dtype=ids.dtype, device=ids.device)}
 
 
 # -- between the layers of a multi-layer MTP draft; `Context.step` is the layer --

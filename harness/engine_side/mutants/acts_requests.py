@@ -28,17 +28,6 @@ def shifted(context: Context, values: Values) -> Values:
 
 
 @act
-def keep_last_page(context: Context, values: Values) -> Values:
-    pages = values["slots"] // context.page
-    return {"slots": values["slots"][pages != pages[-1]]}
-
-
-@act
-def first_for_last(context: Context, values: Values) -> Values:
-    return {"slots": torch.cat((values["slots"][:-1], values["slots"][:1]))}
-
-
-@act
 def keep_finished(context: Context, values: Values) -> Values:
     """Every finished request stays for one batch more; SGLang asks who stays several times between two batches."""
     keep = set(values["keep"].tolist())
@@ -61,16 +50,6 @@ def drop_live(context: Context, values: Values) -> Values:
         return {}
     context.memory["dropped"] = True
     return {"keep": values["keep"][:-1]}
-
-
-@act
-def ascending(context: Context, values: Values) -> Values:
-    return {"rows": values["rows"].sort().values}
-
-
-@act
-def from_the_front(context: Context, values: Values) -> Values:
-    return {"rows": torch.arange(len(values["rows"])).to(values["rows"])}
 
 
 @act

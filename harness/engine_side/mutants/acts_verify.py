@@ -11,9 +11,6 @@ import torch
 
 from .registry import Context, Values, act
 
-#: A top_k above this stands for the whole vocabulary.
-MOST_CUT = 1 << 20
-
 
 @act
 def swap_parents(context: Context, values: Values) -> Values:
@@ -150,44 +147,3 @@ def bonus_of_neighbour(context: Context, values: Values) -> Values:
     for node, other in zip(nodes, nodes[1:] + nodes[:1], strict=True):
         predict[node] = values["predict"][other]
     return {"predict": predict}
-
-
-# -- masks: bits [b, n, words], one a token --
-
-
-@act
-def mask_of_node_before(context: Context, values: Values) -> Values:
-    bits = values["bits"]
-    return {"bits": torch.cat((bits[:, :1], bits[:, :-1]), dim=1)}
-
-
-# -- sampled: uniforms nodes [b, n] and final [b], distribution [b, n, V] of the target after each node --
-
-
-@act
-def uniforms_halved(context: Context, values: Values) -> Values:
-    """A child's share of the unit interval counts twice."""
-    return {"nodes": values["nodes"] * 0.5}
-
-
-@act
-def distribution_of_root(context: Context, values: Values) -> Values:
-    """Everything is drawn from what the target said after the root."""
-    whole = values["distribution"]
-    return {"distribution": whole[:, :1].expand_as(whole).contiguous()}
-
-
-@act
-def final_mirrored(context: Context, values: Values) -> Values:
-    """The last token is drawn from the other end of what is left."""
-    return {"final": 1.0 - values["final"]}
-
-
-# -- settings: what each request of a batch asks of its tokens, [b, ...] each --
-
-
-@act
-def settings_more(context: Context, values: Values) -> Values:
-    """Where less than the whole vocabulary was asked for."""
-    own = values[context.name]
-    return {context.name: torch.where((own > 1) & (own < MOST_CUT), own + context.args["by"], own)}

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ..hooks import HookRegistry, Original
+from ..hooks import HookRegistry, Original, around
 from .captured_graph import Arena, CapturedGraph
 from .snapshot import Tensors, copied, inputs_of, outputs_of
 
@@ -68,11 +68,11 @@ class GraphProbe:
         drafter: the worker there that has `draft_forward`.
         """
         cuda = sys.modules["torch.cuda"]
-        self.hooks.wrap(cuda, "CUDAGraph.capture_begin", self._capture_begin)
-        self.hooks.wrap(cuda, "CUDAGraph.capture_end", self._capture_end)
+        self.hooks.wrap(cuda, "CUDAGraph.capture_begin", around(self._capture_begin))
+        self.hooks.wrap(cuda, "CUDAGraph.capture_end", around(self._capture_end))
         self.hooks.wrap(cuda, "CUDAGraph.replay", self._replay)
         runner = sys.modules["sglang.srt.model_executor.model_runner"]
-        self.hooks.wrap(runner, "ModelRunner.load_model", self._load_model)
+        self.hooks.wrap(runner, "ModelRunner.load_model", around(self._load_model))
         for name in choosers:
             if hasattr(chooser_module, name):
                 make = self._shown if name == "select_top_k_tokens" else self._returned
@@ -96,23 +96,17 @@ class GraphProbe:
 
     # -- torch's graphs --
 
-    def _capture_begin(self, original: Original) -> Original:
-        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(graph, *args, **kwargs)
-            self._open = CapturedGraph()
-            return result
+    def _capture_begin(self, original: Original, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(graph, *args, **kwargs)
+        self._open = CapturedGraph()
+        return result
 
-        return capture_begin
-
-    def _capture_end(self, original: Original) -> Original:
-        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            captured, self._open = self._open, None
-            if captured is not None and captured.calls:
-                captured.close(self._arena)
-                self._captured[graph] = captured
-            return original(graph, *args, **kwargs)
-
-        return capture_end
+    def _capture_end(self, original: Original, graph: Any, *args: Any, **kwargs: Any) -> Any:
+        captured, self._open = self._open, None
+        if captured is not None and captured.calls:
+            captured.close(self._arena)
+            self._captured[graph] = captured
+        return original(graph, *args, **kwargs)
 
     def _replay(self, original: Original) -> Original:
         def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
@@ -129,18 +123,15 @@ class GraphProbe:
 
     # -- SGLang's models and choices --
 
-    def _load_model(self, original: Original) -> Original:
-        def load_model(runner: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(runner, *args, **kwargs)
-            watched = self._watched if self.compiled is None else self._beside_compiler
-            runner.model.forward = watched(runner.model.forward, runner)
-            if self._device is not None and self._arena is None:
-                self._arena = Arena(self._device)
-            if self.mutants is not None:
-                self.mutants.prepare(next(runner.model.parameters()).device)
-            return result
-
-        return load_model
+    def _load_model(self, original: Original, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(runner, *args, **kwargs)
+        watched = self._watched if self.compiled is None else self._beside_compiler
+        runner.model.forward = watched(runner.model.forward, runner)
+        if self._device is not None and self._arena is None:
+            self._arena = Arena(self._device)
+        if self.mutants is not None:
+            self.mutants.prepare(next(runner.model.parameters()).device)
+        return result
 
     def _watched(self, original: Original, runner: Any) -> Original:
         """The bound `forward` of one model, putting copies aside while a graph is captured."""

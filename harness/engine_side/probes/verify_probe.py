@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...both_sides.compat import Release
-from ..hooks import HookRegistry, Original
+from ..hooks import HookRegistry, Original, around
 from .names import (
     ACCEPTED_DRAFTS,
     ACCEPTED_INDICES,
@@ -39,14 +39,14 @@ class VerifyProbe:
         """Call after the worker modules were imported."""
         release = self._release
         if release.sample is None:
-            self._hooks.wrap(sys.modules[release.worker_module], f"{release.worker}.verify", self._verify_v1)
+            self._hooks.wrap(sys.modules[release.worker_module], f"{release.worker}.verify", around(self._verify_v1))
         else:
             self._hooks.wrap(sys.modules[release.sample[0]], release.sample[1], self._sample)
         for owner, name in sampled_walks(release):
             self._hooks.wrap(owner, name, self._uniforms)
         pages = sys.modules.get(release.sample[0]) if release.sample else None
         if pages is not None and hasattr(pages, TAIL_COPIER):
-            self._hooks.wrap(pages, TAIL_COPIER, self._tails)
+            self._hooks.wrap(pages, TAIL_COPIER, around(self._tails))
 
         self._hooks.wrap(sys.modules[SAMPLING], "SamplingBatchInfo.update_regex_vocab_mask", self._first_masks)
 
@@ -90,33 +90,38 @@ class VerifyProbe:
 
         return sample
 
-    def _tails(self, original: Original) -> Original:
+    def _tails(
+        self,
+        original: Original,
+        pool: Any,
+        rows: Any,
+        base: Any,
+        tail: Any,
+        pages: Any,
+        topk: int,
+        page_size: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """What branches of a paged tree begin with, once it was copied."""
-        recorder = self._recorder
-
-        def duplicate(
-            pool: Any, rows: Any, base: Any, tail: Any, pages: Any, topk: int, page_size: int, *args: Any, **kwargs: Any
-        ) -> Any:
-            result = original(pool, rows, base, tail, pages, topk, page_size, *args, **kwargs)
-            current = recorder.round
-            if current is not None and current.rids:
-                found = holes(rows, base, tail, pages, topk=topk, page=page_size)
-                owners, wrong = [owner for owner, _, _ in found], wrong_copies(pool, found)
-                requests = range(len(current.rids))
-                recorder.put(
-                    {
-                        "ev": "tails",
-                        "round": current.index,
-                        "rids": current.rids,
-                        "attempts": current.attempts,
-                        "committed": current.starts,
-                        "holes": [owners.count(i) for i in requests],
-                        "wrong": [wrong.count(i) for i in requests],
-                    }
-                )
-            return result
-
-        return duplicate
+        result = original(pool, rows, base, tail, pages, topk, page_size, *args, **kwargs)
+        current = self._recorder.round
+        if current is not None and current.rids:
+            found = holes(rows, base, tail, pages, topk=topk, page=page_size)
+            owners, wrong = [owner for owner, _, _ in found], wrong_copies(pool, found)
+            requests = range(len(current.rids))
+            self._recorder.put(
+                {
+                    "ev": "tails",
+                    "round": current.index,
+                    "rids": current.rids,
+                    "attempts": current.attempts,
+                    "committed": current.starts,
+                    "holes": [owners.count(i) for i in requests],
+                    "wrong": [wrong.count(i) for i in requests],
+                }
+            )
+        return result
 
     def _uniforms(self, original: Original) -> Original:
         """The random numbers of a sampled verify, before the kernel gets them."""
@@ -135,24 +140,19 @@ class VerifyProbe:
 
         return walk
 
-    def _verify_v1(self, original: Original) -> Original:
-        def verify(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-            spec_info = args[0] if args else batch.spec_info
-            result = original(worker, batch, *args, **kwargs)
-            current = self._recorder.round
-            if current is not None and current.mode == "DECODE":
-                output = result[1]
-                current.accepted = [1 + int(count) for count in first_of(output, ACCEPTED_DRAFTS)]
-                current.extend_rids = [i for i, req in enumerate(batch.reqs) if not req.finished()]
-                found = {"nodes": ACCEPTED_INDICES, "tokens": ACCEPTED_TOKENS}
-                copy = self._recorder.copied(
-                    {name: as_tensor(first_of(output, names)) for name, names in found.items()}
-                )
-                facts = {"lens": current.accepted, "extends": current.extend_rids}
-                self._recorder.note("verified", copy, width=int(spec_info.draft_token_num), **facts)
-            return result
-
-        return verify
+    def _verify_v1(self, original: Original, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        spec_info = args[0] if args else batch.spec_info
+        result = original(worker, batch, *args, **kwargs)
+        current = self._recorder.round
+        if current is not None and current.mode == "DECODE":
+            output = result[1]
+            current.accepted = [1 + int(count) for count in first_of(output, ACCEPTED_DRAFTS)]
+            current.extend_rids = [i for i, req in enumerate(batch.reqs) if not req.finished()]
+            found = {"nodes": ACCEPTED_INDICES, "tokens": ACCEPTED_TOKENS}
+            copy = self._recorder.copied({name: as_tensor(first_of(output, names)) for name, names in found.items()})
+            facts = {"lens": current.accepted, "extends": current.extend_rids}
+            self._recorder.note("verified", copy, width=int(spec_info.draft_token_num), **facts)
+        return result
 
 
 def mask_of(args: Sequence[Any], names: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from cases.boots import BY_NAME
 from cases.meta import handmade
 from cases.meta.handmade import asking
 from cases.meta.judged import roots, with_round
-from cases.meta.sessions import assert_same_rows, request_of, stopped
+from cases.meta.sessions import assert_replayed, request_of
 from cases.meta.speculating import FreeSession
 from harness.checks import judge
 from harness.contract.settings import SpecConfig
@@ -47,9 +47,7 @@ def test_each_round_has_rows_of_its_own_number_of_steps_and_the_text_is_the_same
         rows = {phase: int((mine & (free.rows.strings["phase"] == phase)).sum()) for phase in ("DRAFT", "VERIFY")}
         assert rows == {"DRAFT": max(0, record.num_steps - 1), "VERIFY": record.num_steps + 1}
         assert 1 <= record.lens[0] <= record.num_steps + 1
-    again = session.replay(asking(request, spec=ADAPTIVE), free)
-    assert not stopped(again)
-    assert_same_rows(free, again)
+    assert_replayed(session, [request], free)
 
 
 @pytest.mark.parametrize(("steps", "found"), [(3, False), (4, True), (-1, True)])

@@ -14,8 +14,7 @@ from cases import adapters
 from cases.families import FAMILIES
 from cases.fixed import DRAIN, request, submit
 from cases.meta import handmade
-from cases.meta.handmade import asking
-from cases.meta.sessions import assert_same_rows, request_of, stopped
+from cases.meta.sessions import assert_replayed, request_of
 from cases.meta.speculating import FreeSession
 from harness.checks.cached_rows import check_flushed
 from harness.checks.compare import pairs_of
@@ -189,13 +188,11 @@ def sessions(pairs):
 def test_reference_takes_the_head_that_was_in_force_or_that_of_the_request(pairs):
     old, new = sessions(pairs)
     one = request_of(random.Random(4), new=12)
-    free, scenario = new.speculate(one, chunk=7), asking(one, spec=SpecConfig())
+    free = new.speculate(one, chunk=7)
     for how in ({"heads": [(0, old.head), (0, new.head)]}, {"adapted": {one.rid: new.head}}):
-        again = old.replay(scenario, free, **how)
-        assert not stopped(again)
-        assert_same_rows(free, again)
+        assert_replayed(old, [one], free, **how)
     with pytest.raises(AssertionError):
-        assert_same_rows(free, old.replay(scenario, free, heads=[(99, new.head)]))
+        assert_replayed(old, [one], free, heads=[(99, new.head)])
 
 
 # LoRA

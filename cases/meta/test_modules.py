@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -16,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("benchmarks", "cases", "harness", "reference", "reports")
 #: Under this name the engine side loads itself, by path.
 LOADED_AS = "eaglecheck_engine."
+TEST = re.compile(r"\.test_(\w+)$")
 #: What a person calls by its name.
 ENTRIES = {
     "benchmarks.cost",
@@ -61,6 +63,18 @@ def test_no_module_of_cases_is_left_that_nothing_imports(graph: dict[str, set[st
     used = set().union(*graph.values()) | {*_named(tests=True)} | {module.rpartition(".")[0] for module in graph}
     left = {module for module in graph if module.startswith("cases.") and ".test_" not in module}
     assert sorted(module for module in left - used - ENTRIES if f"{module.rpartition('.')[2]}.py" not in used) == []
+
+
+def test_a_test_module_is_named_after_the_module_or_the_room_that_it_tests(graph: dict[str, set[str]]) -> None:
+    """So that whoever changes harness/checks/accepts.py finds test_accepts*.py or test_checks_*.py at once."""
+    known = {module.rpartition(".")[2] for module in graph if not TEST.search(module)}
+    names = {module: TEST.search(module)[1].split("_") for module in graph if module.startswith("cases.meta.test_")}
+    parts = {module: {"_".join(name[:count]) for count in range(1, len(name) + 1)} for module, name in names.items()}
+    assert sorted(module for module, heads in parts.items() if not heads & known) == []
+
+
+def test_what_several_test_modules_use_is_in_no_test_module(graph: dict[str, set[str]]) -> None:
+    assert {module: imported for module, all_ in graph.items() if (imported := {*filter(TEST.search, all_)})} == {}
 
 
 def _of_tests(module: str) -> bool:
