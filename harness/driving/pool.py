@@ -71,6 +71,9 @@ class EnginePool:
     #: boot configuration -> the engines that boot or have booted for later
     _expected: dict[str, list[Future[Engine]]] = field(default_factory=dict)
     _threads: ThreadPoolExecutor | None = None
+    #: engines that end beside what is driven
+    _ending: list[Future[None]] = field(default_factory=list)
+    _ends: ThreadPoolExecutor | None = None
     #: engines whose boot has begun and is nobody's yet
     _begun: list[Engine] = field(default_factory=list)
     #: boot configuration -> why it did not boot, each time since it last did
@@ -88,7 +91,10 @@ class EnginePool:
         """The live engine if it is this one, else this one booted in its place. Raises EngineError."""
         key = _key_of(launch)
         if not self._drives(key):
-            self.close()
+            if self._expected.get(key):
+                self._let_go()
+            else:  # it may need the place that this one has
+                self.close()
             start = time.monotonic()
             try:
                 self._engine, self._key = self._up(launch, key), key
@@ -226,6 +232,13 @@ class EnginePool:
         if engine is not None:
             engine.close()
 
+    def _let_go(self) -> None:
+        """The live engine ends while another is used."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            self._ends = self._ends or ThreadPoolExecutor(max_workers=1)
+            self._ending.append(self._ends.submit(engine.close))
+
     def _forget(self) -> None:
         """End every engine that was booted ahead, and those that still boot."""
         expected = [*chain.from_iterable(self._expected.values())]
@@ -245,8 +258,11 @@ class EnginePool:
         if self._fork_servers is not None:
             self._fork_servers.close()
         self._forget()
-        if self._threads is not None:
-            self._threads.shutdown()
+        for threads in (self._threads, self._ends):
+            if threads is not None:
+                threads.shutdown()
+        while self._ending:
+            self._ending.pop().result()
 
 
 def beginning(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
