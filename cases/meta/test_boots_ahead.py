@@ -104,6 +104,22 @@ def test_an_engine_ends_beside_the_next_which_has_booted_and_before_the_pool(eng
     assert ended.is_set()
 
 
+def test_what_boots_ahead_takes_no_card_before_the_engine_that_is_waited_for(engines, of_two, monkeypatch):
+    first, *later = (launch(name) for name in "abc")
+    booted = []
+    monkeypatch.setattr(of_two, "preparing", lambda text, _log: booted.append(text))
+    engines.hold["a"] = Event()
+    of_two.expect(later, now=first)
+    assert not of_two._go.is_set()
+    Timer(0.2, engines.hold["a"].set).start()
+    of_two.use(first)
+    assert (booted[:1], of_two._go.is_set()) == (["booting"], True)
+    assert {one.result().name for one in chain.from_iterable(of_two._expected.values())} == {"b", "c"}
+    of_two.expect([launch("d"), launch("e")], now=launch("f"))
+    assert not of_two._go.is_set()
+    assert of_two.use(later[0]).name == "b"  # not what was said: nobody waits for what waits for it
+
+
 def test_one_configuration_gets_as_many_engines_as_are_asked_for(engines, of_two):
     again = launch("a")
     of_two.expect([again, again], now=again)

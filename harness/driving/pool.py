@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 import psutil
@@ -71,6 +71,8 @@ class EnginePool:
     #: boot configuration -> the engines that boot or have booted for later
     _expected: dict[str, list[Future[Engine]]] = field(default_factory=dict)
     _threads: ThreadPoolExecutor | None = None
+    #: whether what boots ahead may begin: not before the engine that is waited for has its share of a card
+    _go: Event = field(default_factory=lambda: _set(Event()))
     #: engines that end beside what is driven
     _ending: list[Future[None]] = field(default_factory=list)
     _ends: ThreadPoolExecutor | None = None
@@ -100,6 +102,7 @@ class EnginePool:
                 self._engine, self._key = self._up(launch, key), key
             finally:
                 self.waited += time.monotonic() - start
+                self._go.set()
             self.booted(self._engine)
         assert self._engine is not None
         return self._engine
@@ -124,9 +127,12 @@ class EnginePool:
     def expect(self, launches: Sequence[Launch], *, now: Launch | None = None) -> None:
         """Boot the first of these beside what is driven, as many as may be ahead and as there is memory for.
 
-        now: what is used next, and may be one more of the same. One that does not come up says so when it is used.
+        now: what is used next, and may be one more of the same; where nobody has booted it yet, it takes a card first.
+        One that does not come up says so when it is used.
         """
         wanted = Counter(_key_of(one) for one in (now,) if one is not None and not self._drives(_key_of(one)))
+        if any(not self._expected.get(key) for key in wanted):
+            self._go.clear()
         for launch in launches[: self.ahead]:
             key, free = _key_of(launch), psutil.virtual_memory().available >> 20
             wanted[key] += 1
@@ -141,6 +147,7 @@ class EnginePool:
         if not self._expected.get(key):
             return None
         expected = self._expected[key].pop(0)
+        self._go.set()
         self.preparing("booting ahead", self.logs)
         try:
             engine = expected.result()
@@ -160,13 +167,20 @@ class EnginePool:
             log = self.logs / self.log_name.format(boot=self.boots)
             if self.boots > 1 and log.name == self.log_name:
                 log = log.with_stem(f"{log.stem}-{self.boots}")
-        progress = (lambda _text: None) if quiet else lambda text: self.preparing(text, log)
+        progress: Progress = (lambda _text: None) if quiet else lambda text: self.preparing(text, log)
+
+        def boots(text: str) -> None:
+            self._go.set()
+            progress(text)
+
         engine = self._started(launch, log, progress)
         self._begun.append(engine)
         try:
-            if quiet and self._ended:
-                raise EngineError("nothing is booted ahead any more")
-            engine.boot(progress=progress)
+            if quiet:
+                self._go.wait()
+                if self._ended:
+                    raise EngineError("nothing is booted ahead any more")
+            engine.boot(progress=progress if quiet else boots)
         except BaseException as error:
             engine.close()
             if isinstance(error, NoLease) and self.lease is not None and not quiet:
@@ -254,6 +268,7 @@ class EnginePool:
     def end(self) -> None:
         """End everything that was started."""
         self._ended = True
+        self._go.set()
         self.close()
         if self._fork_servers is not None:
             self._fork_servers.close()
@@ -263,6 +278,11 @@ class EnginePool:
                 threads.shutdown()
         while self._ending:
             self._ending.pop().result()
+
+
+def _set(event: Event) -> Event:
+    event.set()
+    return event
 
 
 def beginning(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
