@@ -76,7 +76,7 @@ def test_as_many_as_may_boot_ahead_do_and_each_is_taken_in_its_turn(engines, of_
     assert set(names(engines)) == {"a", "b", "c"}
     second = of_two.use(later[0])
     assert (second.name, of_two.use(later[0]) is second, of_two.boots) == ("b", True, 3)
-    assert [one.closed.is_set() for one in engines.started if one.name == "a"] == [True]
+    assert [one.closed.wait(10) for one in engines.started if one.name == "a"] == [True]
     of_two.expect(later[1:])
     up(of_two)
     of_two.use(later[2])
@@ -84,6 +84,40 @@ def test_as_many_as_may_boot_ahead_do_and_each_is_taken_in_its_turn(engines, of_
     assert {one.log.name for one in engines.started} == {"engine.log", "engine-2.log", "engine-3.log", "engine-4.log"}
     of_two.end()
     assert all(one.closed.is_set() for one in engines.started)
+
+
+def test_an_engine_ends_beside_the_next_which_has_booted_and_before_the_pool(engines, of_two, monkeypatch):
+    first, second, third = (launch(name) for name in "abc")
+    of_two.expect([second])
+    held, ended, begun = Event(), Event(), of_two.use(first)
+
+    def close():
+        held.wait(10)
+        ended.set()
+
+    monkeypatch.setattr(begun, "close", close)
+    assert (of_two.use(second).name, ended.is_set()) == ("b", False)
+    Timer(0.2, held.set).start()
+    of_two.use(third)  # nobody has booted that: what it takes the place of has ended by then
+    assert [one.closed.is_set() for one in engines.started if one.name == "b"] == [True]
+    of_two.end()
+    assert ended.is_set()
+
+
+def test_what_boots_ahead_takes_no_card_before_the_engine_that_is_waited_for(engines, of_two, monkeypatch):
+    first, *later = (launch(name) for name in "abc")
+    booted = []
+    monkeypatch.setattr(of_two, "preparing", lambda text, _log: booted.append(text))
+    engines.hold["a"] = Event()
+    of_two.expect(later, now=first)
+    assert not of_two._go.is_set()
+    Timer(0.2, engines.hold["a"].set).start()
+    of_two.use(first)
+    assert (booted[:1], of_two._go.is_set()) == (["booting"], True)
+    assert {one.result().name for one in chain.from_iterable(of_two._expected.values())} == {"b", "c"}
+    of_two.expect([launch("d"), launch("e")], now=launch("f"))
+    assert not of_two._go.is_set()
+    assert of_two.use(later[0]).name == "b"  # not what was said: nobody waits for what waits for it
 
 
 def test_one_configuration_gets_as_many_engines_as_are_asked_for(engines, of_two):

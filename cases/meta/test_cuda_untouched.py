@@ -60,6 +60,17 @@ def test_what_is_asked_about_cards_a_child_answers(untouched, device):
     assert untouched.why() == ""
 
 
+def test_a_card_that_was_asked_for_is_known_by_its_uuid(untouched, cards, monkeypatch):
+    cards[0].uuid = "131e7f13"
+    cards.append(properties())
+    cards[1].uuid = "798b2088"
+    asked = [torch.cuda.get_device_properties(number).pid for number in range(2)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-798b2088")
+    assert (torch.cuda.get_device_properties(0).uuid, torch.cuda.get_device_properties(0).pid) == ("798b2088", asked[1])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-798b2088,GPU-of-another")
+    assert torch.cuda.get_device_properties(0).pid not in asked
+
+
 def test_behind_it_torch_answers_as_ever(untouched):
     untouched.restore()
     assert torch.cuda.get_device_properties(0).pid == os.getpid()

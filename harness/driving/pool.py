@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 import psutil
@@ -71,6 +71,11 @@ class EnginePool:
     #: boot configuration -> the engines that boot or have booted for later
     _expected: dict[str, list[Future[Engine]]] = field(default_factory=dict)
     _threads: ThreadPoolExecutor | None = None
+    #: whether what boots ahead may begin: not before the engine that is waited for has its share of a card
+    _go: Event = field(default_factory=lambda: _set(Event()))
+    #: engines that end beside what is driven
+    _ending: list[Future[None]] = field(default_factory=list)
+    _ends: ThreadPoolExecutor | None = None
     #: engines whose boot has begun and is nobody's yet
     _begun: list[Engine] = field(default_factory=list)
     #: boot configuration -> why it did not boot, each time since it last did
@@ -88,12 +93,16 @@ class EnginePool:
         """The live engine if it is this one, else this one booted in its place. Raises EngineError."""
         key = _key_of(launch)
         if not self._drives(key):
-            self.close()
+            if self._expected.get(key):
+                self._let_go()
+            else:  # it may need the place that this one has
+                self.close()
             start = time.monotonic()
             try:
                 self._engine, self._key = self._up(launch, key), key
             finally:
                 self.waited += time.monotonic() - start
+                self._go.set()
             self.booted(self._engine)
         assert self._engine is not None
         return self._engine
@@ -118,9 +127,12 @@ class EnginePool:
     def expect(self, launches: Sequence[Launch], *, now: Launch | None = None) -> None:
         """Boot the first of these beside what is driven, as many as may be ahead and as there is memory for.
 
-        now: what is used next, and may be one more of the same. One that does not come up says so when it is used.
+        now: what is used next, and may be one more of the same; where nobody has booted it yet, it takes a card first.
+        One that does not come up says so when it is used.
         """
         wanted = Counter(_key_of(one) for one in (now,) if one is not None and not self._drives(_key_of(one)))
+        if any(not self._expected.get(key) for key in wanted):
+            self._go.clear()
         for launch in launches[: self.ahead]:
             key, free = _key_of(launch), psutil.virtual_memory().available >> 20
             wanted[key] += 1
@@ -135,6 +147,7 @@ class EnginePool:
         if not self._expected.get(key):
             return None
         expected = self._expected[key].pop(0)
+        self._go.set()
         self.preparing("booting ahead", self.logs)
         try:
             engine = expected.result()
@@ -154,13 +167,20 @@ class EnginePool:
             log = self.logs / self.log_name.format(boot=self.boots)
             if self.boots > 1 and log.name == self.log_name:
                 log = log.with_stem(f"{log.stem}-{self.boots}")
-        progress = (lambda _text: None) if quiet else lambda text: self.preparing(text, log)
+        progress: Progress = (lambda _text: None) if quiet else lambda text: self.preparing(text, log)
+
+        def boots(text: str) -> None:
+            self._go.set()
+            progress(text)
+
         engine = self._started(launch, log, progress)
         self._begun.append(engine)
         try:
-            if quiet and self._ended:
-                raise EngineError("nothing is booted ahead any more")
-            engine.boot(progress=progress)
+            if quiet:
+                self._go.wait()
+                if self._ended:
+                    raise EngineError("nothing is booted ahead any more")
+            engine.boot(progress=progress if quiet else boots)
         except BaseException as error:
             engine.close()
             if isinstance(error, NoLease) and self.lease is not None and not quiet:
@@ -226,6 +246,13 @@ class EnginePool:
         if engine is not None:
             engine.close()
 
+    def _let_go(self) -> None:
+        """The live engine ends while another is used."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            self._ends = self._ends or ThreadPoolExecutor(max_workers=1)
+            self._ending.append(self._ends.submit(engine.close))
+
     def _forget(self) -> None:
         """End every engine that was booted ahead, and those that still boot."""
         expected = [*chain.from_iterable(self._expected.values())]
@@ -241,12 +268,21 @@ class EnginePool:
     def end(self) -> None:
         """End everything that was started."""
         self._ended = True
+        self._go.set()
         self.close()
         if self._fork_servers is not None:
             self._fork_servers.close()
         self._forget()
-        if self._threads is not None:
-            self._threads.shutdown()
+        for threads in (self._threads, self._ends):
+            if threads is not None:
+                threads.shutdown()
+        while self._ending:
+            self._ending.pop().result()
+
+
+def _set(event: Event) -> Event:
+    event.set()
+    return event
 
 
 def beginning(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -65,7 +66,7 @@ class Forked:
                 self.returncode = -signal.SIGKILL  # its server is gone, and nobody knows
         return self.returncode
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float = math.inf) -> int:
         """Its exit status, once it has ended; subprocess.TimeoutExpired if it does not."""
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:

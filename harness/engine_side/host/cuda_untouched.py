@@ -93,8 +93,17 @@ class Untouched(importlib.abc.MetaPathFinder):
         """Of every card that this process may see: its properties."""
         seen = os.environ.get(VISIBLE)
         if seen not in self._cards:
-            self._cards[seen] = self._asked(_every_card)
+            self._cards[seen] = self._named(seen) or self._asked(_every_card)
         return self._cards[seen]
+
+    def _named(self, seen: str | None) -> list[dict[str, Any]]:
+        """The same of cards that are named by their UUIDs, where all were asked for before; else empty.
+
+        So a host that was forked need not ask again once it holds a lease, which names a card so.
+        """
+        known = {f"GPU-{card.get('uuid')}": card for cards in self._cards.values() for card in cards}
+        names = (seen or "").split(",")
+        return [known[name] for name in names] if all(name in known for name in names) else []
 
     def _card(self, device: Any) -> Any:
         return types.SimpleNamespace(**self._known()[_index(device)])
