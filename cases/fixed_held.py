@@ -1,7 +1,7 @@
 """Fixed scenarios of requests that are texts: grammars, thoughts before them, stop strings and patterns.
 
-Prompts and strings were chosen by what the tiny pair goes on with: strings lie inside accepted runs and over the ends
-of tokens. Pure data; it must not import torch.
+Prompts and strings were chosen by what the tiny pairs go on with, each of CPUs and of cards its own: strings lie inside
+accepted runs and over the ends of tokens. Pure data; it must not import torch.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ GRAMMARS: Asked = {
 STRINGS: Asked = {
     "one": ((1, 2, 3, 4), 24, {"stop": ["0"]}),
     "kept": ((1, 2, 3, 4), 24, {"stop": ["404"], "no_stop_trim": True}),
-    "pattern": ((80, 81, 82), 24, {"stop_regex": ["[0-9]{4}"]}),
-    "inside": ((7, 7, 7, 7), 24, {"stop": ["76", "never"]}),
+    "pattern": ((80, 81, 82), 24, {"stop_regex": ["[0-9]{4}", "[0-9]M[0-9]"]}),
+    "inside": ((7, 7, 7, 7), 24, {"stop": ["76", "[]", "never"]}),
     "never": ((33, 250), 12, {"stop": ["zzz"]}),
     "last": ((1, 2, 3, 4), 8, {"stop": ["ert"]}),
 }
