@@ -6,16 +6,18 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from cases import checkpoints
+from harness.both_sides.gpus import CardError
 from harness.both_sides.leases import Request
 from harness.contract.scenario import Scenario
-from harness.contract.usage import UserError
+from harness.contract.usage import UserError, unknown
 from harness.driving.oracle import Oracle
 from harness.driving.own_pair import OwnPair
 from harness.driving.pairs import checkpoint_pairs
@@ -28,9 +30,32 @@ def ended(main: Callable[[], int | None]) -> NoReturn:
     """Exit with what it returns; with its own code and one message for what a user can cause."""
     try:
         raise SystemExit(main())
-    except UserError as error:
+    except (UserError, CardError) as error:
         print(f"{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        print(f"{Path(sys.argv[0]).stem}: interrupted", file=sys.stderr)
+        raise SystemExit(3) from None
+
+
+def count(text: str) -> int:
+    """An option's value that is a number from 1 on."""
+    if not text.isdecimal() or not int(text):
+        raise ArgumentTypeError(f"{text!r}; allowed: a whole number from 1 on")
+    return int(text)
+
+
+def listed(allowed: Collection[str]) -> Callable[[str], list[str]]:
+    """Of an option that takes some of these, comma-separated."""
+
+    def names(text: str) -> list[str]:
+        found = text.split(",")
+        for one in found:
+            if one not in allowed:
+                raise ArgumentTypeError(unknown("name", one, allowed))
+        return found
+
+    return names
 
 
 def machine() -> str:

@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks._bench import booted, ended, machine, oracle
+from benchmarks._bench import booted, count, ended, machine, oracle
 from cases import pairs
 from cases.recipes import Recipe
 from harness.archive.writer import RunWriter
 from harness.checks.judge import judge
-from harness.cli.prepare import engine_share, gpu_lease
+from harness.cli.judges import engine_share
+from harness.cli.prepare import gpu_lease
 from harness.cli.programs import choose_scenarios
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
@@ -161,8 +162,8 @@ def by_engine(steps: StepSeconds, of: Callable[[list[float]], float]) -> list[fl
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", default=NEWEST)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--each", type=int, default=1)
+    parser.add_argument("--repeats", type=count, default=3)
+    parser.add_argument("--each", type=count, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--graphs", action="store_true")
     parser.add_argument("--size", choices=("tiny", *SIZES), default="tiny")

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from benchmarks._bench import ended
+from benchmarks._bench import count, ended
 from cases.families import FAMILIES
 from cases.fixed import DRAIN, submit
 from cases.pairs import RECIPES, pair_of
@@ -175,7 +175,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", default="0.5.23")
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
-    parser.add_argument("--chunk", type=int, default=512, help="prompt tokens a batch; fewer end within images")
+    parser.add_argument("--chunk", type=count, default=512, help="prompt tokens a batch; fewer end within images")
     parser.add_argument("--seconds", type=float, default=250.0)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="eaglecheck-images-") as root:

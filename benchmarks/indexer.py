@@ -33,6 +33,7 @@ from cases.families import FAMILIES
 from cases.fixed import DRAIN, submit
 from cases.sparse_weights import RECIPE, written
 from harness.both_sides import leases
+from harness.contract.outputs import writable
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import EngineConfig, SpecConfig
@@ -287,7 +288,7 @@ def main() -> int:
     parser.add_argument("--make", type=Path, metavar="FOLDER")
     args = parser.parse_args()
     if args.make is not None:
-        print(written(args.make, args.most, shared=args.shared))
+        print(written(writable(args.make, option="make"), args.most, shared=args.shared))
         return 0
     with tempfile.TemporaryDirectory(prefix="eaglecheck-indexer-") as root:
         folder, scenario = written(Path(root) / "target", args.most, shared=args.shared), asked(args.most, args.kernel)

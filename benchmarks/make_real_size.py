@@ -24,9 +24,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks._bench import ended, listed
 from cases import llama_weights
 from cases.recipes import Recipe
 from harness.both_sides import gpus, leases
+from harness.contract.outputs import writable
 
 #: The logit of the usual successor, the same where a token follows itself, and how random logits spread.
 LEAN, TIED_LEAN, SPREAD = 24.0, 14.0, 3.0
@@ -294,15 +296,16 @@ def make(name: str, root: Path, *, seed: int, device: str, plain: bool = False, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("root", type=Path)
-    parser.add_argument("--only", default=",".join(SHAPES))
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--only", type=listed(SHAPES), default=[*SHAPES])
+    parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--seed", type=int, default=17)
     parser.add_argument("--plain", action="store_true")
     asked = parser.parse_args()
     if asked.device == "cuda":  # engines refuse a card on which somebody works without a lease
         lease = leases.take(leases.request(TAKES), say=lambda text: print(text, flush=True))
         os.environ[gpus.VISIBLE] = lease.card.uuid
-    for name in asked.only.split(","):
+    writable(asked.root, option="root")
+    for name in asked.only:
         start = time.monotonic()
         place = make(name, asked.root, seed=asked.seed, device=asked.device, plain=asked.plain)
         size = sum(file.stat().st_size for file in place.rglob("*.safetensors"))
@@ -310,4 +313,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ended(main)

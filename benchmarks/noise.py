@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from benchmarks._bench import ended
+from benchmarks._bench import count, ended
 from harness.contract.noise import judge_states, measure
 
 HEAVY, HEAVY_COLUMNS, QUIET, VOCAB, THETA = 40.0, 2, 0.3, 512, 5e5
@@ -239,17 +240,25 @@ def compared(states: Mapping[str, Tensor], dtype: str) -> dict[str, float]:
     return found | {name: float(np.median(over(name)[wrong_of(name, rows)])) for name in DEFECTS}
 
 
+def _sizes(text: str) -> list[tuple[int, int]]:
+    """(hidden, layers) of each of `512x8,2048x16`."""
+    found = re.findall(r"(?:^|,)([1-9]\d*)x([1-9]\d*)(?=,|$)", text)
+    if len(found) != text.count(",") + 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: hidden x layers, comma-separated, as in 512x8,2048x16")
+    return [(int(hidden), int(layers)) for hidden, layers in found]
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default="64x2,512x8,2048x16,4096x32")
-    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--sizes", type=_sizes, default="64x2,512x8,2048x16,4096x32")
+    parser.add_argument("--rows", type=count, default=64)
     asked = parser.parse_args()
     names = ["noise", "sound", "neighbour's row", *DEFECTS]
     print("| hidden x layers | dtype | rows of | " + " | ".join(names) + " |")
     print("|" + " --- |" * (len(names) + 3))
-    for size in asked.sizes.split(","):
-        hidden, layers = map(int, size.split("x"))
+    for hidden, layers in asked.sizes:
+        size = f"{hidden}x{layers}"
         for dtype in ("float16", "bfloat16"):
             start = time.monotonic()
             for kind, states in states_of(hidden, layers, getattr(torch, dtype), asked.rows).items():

@@ -26,6 +26,7 @@ from harness.cli import prepare
 from harness.cli.documents import run_document
 from harness.cli.programs import past_eos
 from harness.contract.known_issues import ASSUMED
+from harness.contract.outputs import check_target
 from harness.contract.providers import WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.types import Outcome
@@ -193,6 +194,8 @@ def main() -> None:
     parser.add_argument("--table", type=Path)
     asked = parser.parse_args()
     _check(asked.folder, asked.names)
+    if asked.table:
+        check_target(asked.table, option="table")
     kept = asked.folder / "results"
     kept.mkdir(exist_ok=True)
     every = [one.parent.name for one in sorted(asked.folder.glob("*/pair.json"))]
@@ -206,7 +209,7 @@ def main() -> None:
         finally:
             engines.end()
     if asked.table:
-        above = asked.table.read_text().partition(HEAD)[0]
+        above = asked.table.read_text().partition(HEAD)[0] if asked.table.exists() else ""
         asked.table.write_text(above + "\n".join(table(asked.folder)) + "\n")
     print(machine())
 

@@ -23,6 +23,7 @@ from benchmarks._bench import ended, machine
 from cases import catalogue, checkpoints, fixed, pairs
 from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS
+from harness.contract.outputs import check_target
 from harness.contract.scenario import Scenario
 from harness.contract.settings import SpecConfig
 from harness.contract.trace import Trace
@@ -229,6 +230,7 @@ def main() -> int:
     parser.add_argument("--folder", action="append", default=[], type=Path)
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
+    check_target(chosen.json)
     names = chosen.pair or ([] if chosen.folder else list(PAIRS))
     found: list[Line] = []
     with tempfile.TemporaryDirectory(prefix="eaglecheck-witness-") as folder:

@@ -1,8 +1,4 @@
-"""The package `eaglecheck` of an installed wheel: where its command starts.
-
-A wheel keeps harness/, reference/, cases/ and reports/ in this folder, which is on no import path, so that no other
-program finds a package called `cases`. Only the command puts it there, for itself. A checkout has them on its path.
-"""
+"""How the command starts: what has to be so before anything slow is imported."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import locale
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 STDOUT, STDERR = 1, 2
@@ -19,9 +14,6 @@ STDOUT, STDERR = 1, 2
 def main() -> None:
     """The `eaglecheck` command."""
     _open_closed()
-    here = Path(__file__).resolve().parent
-    if (here / "harness").is_dir():
-        sys.path.insert(0, str(here))
     heeded = signal.getsignal(signal.SIGINT)
     if heeded is signal.default_int_handler:  # what is imported takes a second, and an extension module may hide it
         signal.signal(signal.SIGINT, lambda *_: _end("interrupted", code=3))

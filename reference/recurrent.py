@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,13 +23,8 @@ from reference.recurrence import RecurrentKept
 from reference.rounds import Drafts
 from reference.tree import child_of
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sums:
-    """Of states, one a row: state [m,L*H*2] and rows [m,L*w*8]."""
-
-    state: Tensor
-    rows: Tensor
+#: Of states, one a row: 'state' [m,L*H*2], and 'conv' [m,L*w*8] of the rows that a convolution keeps.
+Sums = dict[str, Tensor]
 
 
 def recurrent_states(drafts: Drafts, view: EngineView, before: int) -> tuple[Event, Sums] | None:
@@ -55,7 +49,7 @@ def recurrent_states(drafts: Drafts, view: EngineView, before: int) -> tuple[Eve
     behind = target.kept_behind(drafts.trunk, tokens, upto) if refused else drafts.trunk.kept
     also = [one for one in behind if isinstance(one, RecurrentKept)]
     layers = [_layer(one, more, list(refused)) for one, more in zip(kept, also, strict=True)]
-    sums = Sums(state=torch.cat([one.state for one in layers], 1), rows=torch.cat([one.rows for one in layers], 1))
+    sums = {name: torch.cat([one[name] for one in layers], 1) for name in layers[0]}
     part, length = timeline.parts[0][0], len(kept[0].mixed)
     data = {"rid": part.rid, "attempt": part.attempt, "first": before, "length": length}
     data["refused"] = {str(place): before + length + number for number, place in enumerate(refused)}
@@ -90,10 +84,10 @@ def _layer(kept: RecurrentKept, also: RecurrentKept, refused: Sequence[int]) -> 
     matrices, windows = torch.stack(states).float(), torch.stack(rows).float()  # [m,H,n,v], [m,w,C]
     of_heads = _weights(OF_A_HEAD, matrices.shape[-1], matrices.shape[-2]).to(matrices)
     of_rows = _weights(OF_A_ROW, windows.shape[-1]).to(windows)
-    return Sums(
-        state=torch.einsum("mhkv,pvk->mhp", matrices, of_heads).flatten(1),
-        rows=torch.einsum("mwc,pc->mwp", windows, of_rows).flatten(1),
-    )
+    return {
+        "state": torch.einsum("mhkv,pvk->mhp", matrices, of_heads).flatten(1),
+        "conv": torch.einsum("mwc,pc->mwp", windows, of_rows).flatten(1),
+    }
 
 
 def _weights(count: int, *shape: int) -> Tensor:
@@ -102,7 +96,5 @@ def _weights(count: int, *shape: int) -> Tensor:
 
 def stacked(sums: Sequence[Sums]) -> dict[str, np.ndarray]:
     """As tensors of a trace."""
-    if not sums:
-        return {}
-    state, rows = torch.cat([one.state for one in sums]), torch.cat([one.rows for one in sums])
-    return {f"{RECURRENT}.state": state.cpu().numpy(), f"{RECURRENT}.conv": rows.cpu().numpy()}
+    names = sums[0] if sums else ()
+    return {f"{RECURRENT}.{name}": torch.cat([one[name] for one in sums]).cpu().numpy() for name in names}

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.both_sides.projections import TOP_LOGITS
 from harness.contract.batches import Part
-from harness.contract.rows import TOP_LOGITS, RowBuilder, Rows
+from harness.contract.rows import RowBuilder, Rows
 from harness.contract.types import Phase
 
 #: Bytes that wait on a card at most before they are brought to the host.

@@ -144,7 +144,8 @@ class ReferenceSession:
         runs then was taken back before, so that no attempt has rows of two.
         adapted: rid -> the head, with its target, of a request that has an adapter.
         """
-        view, departures = EngineView(engine, self.spec, self.target.vocab), self._departures()
+        view = EngineView(engine, self.spec, self.target.vocab)
+        departures = self._departures()
         eos = engine.header.get(EOS, ())
         followed = list[tuple[RequestSpec, Drafts]]()
         for request in scenario.requests:
@@ -168,7 +169,7 @@ class ReferenceSession:
                     events += expected_accepts(drafts, rules)
             if drafts.timeline.why:
                 events.append(_stopped(*drafts.timeline.why))
-            if recurrent := recurrent_states(drafts, view, sum(len(one.state) for one in states)):
+            if recurrent := recurrent_states(drafts, view, sum(len(one["state"]) for one in states)):
                 events.append(recurrent[0])
                 states.append(recurrent[1])
         found = self._trace("replay", engine.scenario_id, writer, rounds=engine.rounds, events=events)

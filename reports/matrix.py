@@ -34,13 +34,8 @@ def render_matrix(console: Console, cells: Sequence[dict[str, Any]]) -> None:
     _sum_up(console, cells)
 
 
-def surprises(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Cells that are not what their release window says."""
-    return [cell for cell in cells if cell["as_expected"] is False]
-
-
 def _sum_up(console: Console, cells: Sequence[dict[str, Any]]) -> None:
-    unforeseen = surprises(cells)
+    unforeseen = [cell for cell in cells if cell["as_expected"] is False]
     for cell in unforeseen:
         revert = f" with #{cell['revert']} reverted" if cell["revert"] else ""
         what = f"{cell['case']} on {cell['engine']}{revert}"

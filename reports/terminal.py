@@ -20,11 +20,8 @@ from harness.coverage import reach_of
 from harness.driving.accept_lengths import AcceptLengths
 from harness.driving.results import HARDLY, Cost, RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
 from reports.findings import render_assume, render_findings, render_known
-from reports.live import STYLE, LiveLine, drafted
-from reports.matrix import render_matrix
+from reports.live import STYLE, drafted
 from reports.prose import heading, say, say_pairs
-
-__all__ = ["LiveLine", "render_findings", "render_matrix", "render_run"]
 
 #: compared counter -> heading
 COMPARED = {

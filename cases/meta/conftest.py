@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cases.checkpoints import make
+from cases.meta import handmade
 from cases.meta.pretended_card import PretendedCards
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +21,13 @@ def one_thread():
     """What tests compute is tiny, and workers share the cores."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
+
+
+@pytest.fixture
+def sound():
+    """(scenario, engine trace) of three requests, the third in chunks, without a fault: for a test to break."""
+    scenario = handmade.scenario()
+    return scenario, handmade.build(scenario)[0]
 
 
 @pytest.fixture(scope="session")

@@ -63,6 +63,11 @@ def asking(*requests: RequestSpec, name: str = "handmade", **fields: Any) -> Sce
     return Scenario(**{"name": name, "requests": requests, "script": script, **fields})
 
 
+def set_on(scenario: Scenario, **engine: Any) -> Scenario:
+    """The scenario with other settings of its engine."""
+    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=engine)})
+
+
 def target(position: int, token: int) -> int:
     """The target's choice after `token` at `position`."""
     return (token * 5 + position * 3 + 7) % VOCAB

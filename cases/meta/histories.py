@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -30,7 +30,7 @@ class History:
     folder: Path
     commits: list[str] = field(default_factory=list)
 
-    def git(self, *arguments: str) -> str:
+    def git(self, *arguments: str, stdin: str | None = None) -> str:
         """Git as nobody in particular: no settings of this machine, no signature, one clock."""
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
@@ -39,7 +39,8 @@ class History:
             "GIT_CONFIG_SYSTEM": os.devnull,
         }
         command = ["git", "-C", str(self.folder), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.strip()
+        options = {"check": True, "capture_output": True, "text": True, "env": environment}
+        return subprocess.run(command, input=stdin, **options).stdout.strip()
 
     def start(self) -> History:
         self.folder.mkdir(parents=True)
@@ -58,6 +59,17 @@ class History:
         if tag:
             self.git("tag", tag)
         return self.commits[-1]
+
+    def commit_texts(self, path: str, texts: Mapping[str, str]) -> None:
+        """A commit for each text of one file, by title. One git process makes them all."""
+        branch, parts = self.git("symbolic-ref", "HEAD"), list[str]()
+        for title, text in texts.items():
+            parts += [f"commit {branch}", "committer history <history> now", _data(title)]
+            parts += [] if len(parts) > 3 else [f"from {branch}^0"]
+            parts += [f"M 100644 inline {path}", _data(text)]
+        self.git("fast-import", "--quiet", "--date-format=now", stdin="\n".join([*parts, ""]))
+        self.git("reset", "--quiet", "--hard")
+        self.commits += self.git("rev-list", "--reverse", f"--max-count={len(texts)}", "HEAD").splitlines()
 
     def release(self, site: Path) -> str:
         """The Python files of an installed release in place of what is there, and its pins; returns its version."""
@@ -124,6 +136,10 @@ def two_releases(
     defect = history.commit("advance the positions before the draft forward")
     _note(history, after - after // 2 - 1)
     return history, defect, foreign
+
+
+def _data(text: str) -> str:
+    return f"data {len(text.encode())}\n{text}"
 
 
 def _version(site: Path) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 from hypothesis import strategies as st
 
 from cases.boots import Boot
 from cases.builder import Builder, shortest_life
 from cases.generation import build
+from cases.meta.handmade import set_on
 from cases.meta.related import RelationResult, compare
 from cases.timeline import inserted
 from harness.contract.batches import leading_rounds, parts_of
@@ -119,10 +119,6 @@ def _was_paused(_changed: Scenario, before: Trace, after: Trace) -> bool:
 # The relations
 
 
-def _engine(scenario: Scenario, **changes: Any) -> Scenario:
-    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=changes)})
-
-
 def _with(scenario: Scenario, step: int, *ops: Op) -> Scenario:
     return scenario.model_copy(update={"script": inserted(scenario.script, step, *ops)})
 
@@ -131,7 +127,7 @@ def _with(scenario: Scenario, step: int, *ops: Op) -> Scenario:
 def other_chunk(random: Random, scenario: Scenario) -> Scenario:
     page, old = scenario.engine.page_size, scenario.engine.chunked_prefill_size
     sizes = [size for size in (4, 8, 12, 16, 24, 32, 64) if size != old and size % page == 0]
-    return _engine(scenario, chunked_prefill_size=random.choice(sizes))
+    return set_on(scenario, chunked_prefill_size=random.choice(sizes))
 
 
 @_relation("another order of the requests that arrive at one step", _order_differs)
@@ -161,7 +157,7 @@ def extra_request(random: Random, scenario: Scenario) -> Scenario:
 
 @_relation("no prefix cache", _cache_was_used, reboots=True)
 def prefix_cache_off(_random: Random, scenario: Scenario) -> Scenario:
-    return _engine(scenario, radix_cache=False)
+    return set_on(scenario, radix_cache=False)
 
 
 @_relation("every request sent back to the queue once, and resumed", _came_back)

@@ -7,6 +7,7 @@ import pytest
 
 from cases import catalogue
 from cases.fixed import default_scenarios
+from cases.meta.handmade import set_on
 from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.usage import UsageError
 from harness.driving.adapt import Wanted, adapted
@@ -182,5 +183,5 @@ def test_what_no_transfer_serves_is_refused_before_a_boot(version, refused):
     if refused:
         assert "op 'retract' with engine.disaggregation" in why
         assert "a release before 0.5.16" in why
-    alone = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"disaggregation": False})})
+    alone = set_on(scenario, disaggregation=False)
     assert refusal(alone, version=version, device="cpu") == ""

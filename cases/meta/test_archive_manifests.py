@@ -6,6 +6,7 @@ import pytest
 
 from cases.meta import results
 from cases.meta.command_line import call
+from cases.meta.files import edit_json
 from harness.archive import digests
 from harness.archive.event_facts import unfit
 
@@ -23,9 +24,7 @@ def run(tmp_path, monkeypatch):
 
 
 def change(path, key, **values):
-    document = json.loads(path.read_text())
-    document[key] = {**document[key], **values}
-    path.write_text(json.dumps(document))
+    edit_json(path, **{key: json.loads(path.read_text())[key] | values})
 
 
 UNFIT = {
@@ -81,8 +80,7 @@ def test_of_a_reproducer(run, name):
 
 def test_a_reproducers_manifest_is_of_its_trace(run):
     reproducer = next(run.glob("reproducers/pr25015-*"))
-    manifest = json.loads((reproducer / "manifest.json").read_text())
-    (reproducer / "manifest.json").write_text(json.dumps({**manifest, "release": "0.5.11"}))
+    edit_json(reproducer / "manifest.json", release="0.5.11")
     done = call("replay", reproducer, code=3)
     assert "release is '0.5.11', and the engine itself reported '0.5.23'" in done.stderr
 

@@ -52,24 +52,25 @@ LOADED = copied(0, "loaded", [0, 1], [7, 8], "r1")
 EVERYTHING = copied(0, "loaded", [0, 1, 2, 3], [6, 7, 8, 9], "r1")
 
 
-@pytest.mark.parametrize(
-    ("name", "rounds", "shows", "lacks"),
-    [
-        ("host_written_back", HIT, copied(0, "stored", [0, 1], [7, 8]), LOADED),
-        ("host_hit", HIT, LOADED, copied(0, "loaded", [0, 1], [7, 8], "r0")),
-        ("host_hit", HIT, copied(0, "loaded", [], [], "r1", windows=2), copied(0, "loaded", [], [], "r1", windows=0)),
-        ("host_hit_in_windows", HIT, copied(0, "loaded", [], [], "r1", windows=2), LOADED),
-        ("host_hit_in_chunks", HIT, LOADED, copied(0, "stored", [0, 1], [7, 8])),
-        ("host_hit_in_part", HIT, copied(0, "loaded", [], [], "r1", windows=2), EVERYTHING),
-        ("host_hit_in_part", HIT, LOADED, EVERYTHING),
-        (
-            "host_hit_retracted",
-            (prefill(0, ("r1", 0, 6, True)), decode(1, ("r1", 6, 1)), record(2, "PREFILL", [("r1", 1, 4, 3, True)])),
-            copied(2, "loaded", [0, 1], [7, 8], "r1"),
-            copied(0, "loaded", [0, 1], [7, 8], "r1"),
-        ),
-    ],
-)
+#: (point, the rounds of a trace, an event with which they show it, and the nearest with which they do not).
+SHOWN = [
+    ("host_written_back", HIT, copied(0, "stored", [0, 1], [7, 8]), LOADED),
+    ("host_hit", HIT, LOADED, copied(0, "loaded", [0, 1], [7, 8], "r0")),
+    ("host_hit", HIT, copied(0, "loaded", [], [], "r1", windows=2), copied(0, "loaded", [], [], "r1", windows=0)),
+    ("host_hit_in_windows", HIT, copied(0, "loaded", [], [], "r1", windows=2), LOADED),
+    ("host_hit_in_chunks", HIT, LOADED, copied(0, "stored", [0, 1], [7, 8])),
+    ("host_hit_in_part", HIT, copied(0, "loaded", [], [], "r1", windows=2), EVERYTHING),
+    ("host_hit_in_part", HIT, LOADED, EVERYTHING),
+    (
+        "host_hit_retracted",
+        (prefill(0, ("r1", 0, 6, True)), decode(1, ("r1", 6, 1)), record(2, "PREFILL", [("r1", 1, 4, 3, True)])),
+        copied(2, "loaded", [0, 1], [7, 8], "r1"),
+        copied(0, "loaded", [0, 1], [7, 8], "r1"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "rounds", "shows", "lacks"), SHOWN)
 def test_points_of_the_host_are_counted_where_they_happen(name, rounds, shows, lacks):
     counts = [POINTS[name].count(GIVEN, trace(*rounds, events=(event,))) for event in (shows, lacks)]
     assert counts == [1, 0]
@@ -86,8 +87,7 @@ def test_rows_are_of_storage_while_nothing_else_went_to_their_slots_of_the_host(
 
 
 def test_every_point_of_the_host_is_shown_here():
-    cases = test_points_of_the_host_are_counted_where_they_happen.pytestmark[0].args[1]
-    assert {"storage_hit", *(case[0] for case in cases)} == set(names(Where.HOST))
+    assert {"storage_hit", *(name for name, *_ in SHOWN)} == set(names(Where.HOST))
 
 
 # Rows

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import harness.checks.judge  # noqa: F401  registers the checks
-from cases.meta.handmade import build, copy_trace, find, scenario
+from cases.meta.handmade import build, copy_trace, find, scenario, set_on
 from harness.checks import group, judge
 from harness.checks.evidence import gather
 from harness.checks.reads import NOT_RECORDED
@@ -68,9 +68,9 @@ def test_what_was_not_recorded_is_said_and_not_judged():
     result = judged(CHAIN, engine)
     assert (result.divergences, result.compared) == ([], {})
     assert result.notes == [f"{NOT_RECORDED}; a run anew records it, unless its layers have windows)"]
-    graphs = CHAIN.model_copy(update={"engine": CHAIN.engine.model_copy(update={"cuda_graph": True})})
+    graphs = set_on(CHAIN, cuda_graph=True)
     assert judged(graphs, engine).notes == [f"{NOT_RECORDED}; a run with --disable-cuda-graph records it)"]
-    sparse = CHAIN.model_copy(update={"engine": CHAIN.engine.model_copy(update={"attention_backend": "dsa"})})
+    sparse = set_on(CHAIN, attention_backend="dsa")
     assert judged(sparse, engine).notes == [f"{NOT_RECORDED})"]  # its target runs on no other backend
     some = {row: slots for row, slots in read.items() if engine.rows.strings["phase"][row] != "VERIFY"}
     assert judged(CHAIN, with_reads(engine, some)).notes == [f"{NOT_RECORDED} in VERIFY)"]
@@ -78,7 +78,7 @@ def test_what_was_not_recorded_is_said_and_not_judged():
 
 def test_a_window_of_draft_steps_keeps_the_sink_and_the_newest_positions():
     asked = {"speculative_draft_window_size": 2, "speculative_draft_sink_size": 1}
-    given = CHAIN.model_copy(update={"engine": CHAIN.engine.model_copy(update={"server_args": asked})})
+    given = set_on(CHAIN, server_args=asked)
     engine, _, read = made(given)
     assert {one.hint for one in judged(given, with_reads(engine, read)).divergences} == {"more-than-it-sees"}
     drafts = {row: engine.rows.key(row) for row in read if engine.rows.strings["phase"][row] == "DRAFT"}

@@ -107,16 +107,17 @@ ABORTED = (decode(1, ("r0", 4, 2), ("r1", 6, 1)), decode(2, ("r1", 7, 1)))
 CHUNKS = (prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True)))
 
 
-@pytest.mark.parametrize(
-    ("name", "rounds", "shows", "lacks"),
-    [
-        ("state_behind_refused", (decode(1, ("r0", 4, 2)), decode(2, ("r0", 6, 1))), told(2, 6), told(1, 4)),
-        ("state_behind_chunk", CHUNKS, told(1, 4, rid="r1"), told(0, 1, rid="r1")),
-        ("state_from_cache", (prefill(0, ("r1", 4, 2, True)),), told(0, 4, rid="r1"), told(0, 4)),
-        ("state_after_retraction", AGAIN, told(1, 6, rid="r1"), told(1, 5)),
-        ("state_behind_abort", ABORTED, told(2, 7, rid="r1"), told(1, 6, rid="r1")),
-    ],
-)
+#: (point, the rounds of a trace, an event with which they show it, and the nearest with which they do not).
+SHOWN = [
+    ("state_behind_refused", (decode(1, ("r0", 4, 2)), decode(2, ("r0", 6, 1))), told(2, 6), told(1, 4)),
+    ("state_behind_chunk", CHUNKS, told(1, 4, rid="r1"), told(0, 1, rid="r1")),
+    ("state_from_cache", (prefill(0, ("r1", 4, 2, True)),), told(0, 4, rid="r1"), told(0, 4)),
+    ("state_after_retraction", AGAIN, told(1, 6, rid="r1"), told(1, 5)),
+    ("state_behind_abort", ABORTED, told(2, 7, rid="r1"), told(1, 6, rid="r1")),
+]
+
+
+@pytest.mark.parametrize(("name", "rounds", "shows", "lacks"), SHOWN)
 def test_points_of_recurrent_states_are_counted_where_they_happen(name, rounds, shows, lacks):
     ends = (end("r0", 2, 2, reason="abort"), end("r1", 3, 4))
     counts = [POINTS[name].count(GIVEN, trace(*rounds, ends=ends, events=(event,))) for event in (shows, lacks)]
@@ -125,8 +126,7 @@ def test_points_of_recurrent_states_are_counted_where_they_happen(name, rounds, 
 
 
 def test_every_point_of_recurrent_states_is_shown_here():
-    cases = test_points_of_recurrent_states_are_counted_where_they_happen.pytestmark[0].args[1]
-    assert {case[0] for case in cases} == set(names(Where.RECURRENT))
+    assert {name for name, *_ in SHOWN} == set(names(Where.RECURRENT))
 
 
 @pytest.mark.parametrize(("counted", "due"), [(0, True), (4, False)])

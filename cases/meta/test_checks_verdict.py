@@ -27,6 +27,30 @@ def unknown_reasons(scenario, engine, reference):
     return " | ".join(verdict.reasons)
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {"k": 1}, {"t": 2}, {"t": 3, "n": 10}, {"chunk": None}, {"radix_cache": False}, {"stop_ids": (4, 9)}],
+    ids=str,
+)
+def test_sound_traces_pass_and_without_a_reference_they_show_nothing_but_are_unknown(shape):
+    scenario = handmade.scenario(**shape)
+    engine, reference = handmade.build(scenario)
+    verdict, divergences = judge(scenario, engine, reference)
+    assert (verdict.outcome, divergences) == (Outcome.PASS, []), verdict.reasons
+    alone, divergences = judge(scenario, engine, None)
+    assert (alone.outcome, divergences) == (Outcome.UNKNOWN, [])
+    said = [reason for reason in alone.reasons if not reason.startswith(NOT_RECORDED)]
+    assert [reason for reason in said if "reference" in reason] == said
+
+
+def test_compared_counts_every_sort(made):
+    scenario, engine, reference = made
+    verdict, _ = judge(scenario, engine, reference)
+    wanted = "positions tokens proposals accepts extend_inputs cache_slots parents hidden_rows logits"
+    assert set(verdict.compared) == set(wanted.split())
+    assert verdict.compared["accepts"] == int((engine.rows.strings["phase"] == "ACCEPT").sum())
+
+
 # coverage
 
 
@@ -34,23 +58,16 @@ def test_wanted_point_that_never_happened_or_is_not_known_is_unknown():
     scenario = handmade.scenario(wants=("non_final_chunk", "idle_rank", "full_moon"))
     reasons = unknown_reasons(scenario, *handmade.build(scenario))
     assert "asked for idle_rank, never happened" in reasons
-    assert "full_moon" in reasons
+    assert "full_moon, an unknown coverage point" in reasons
     assert "non_final_chunk" not in reasons
 
 
 def test_prompts_that_were_to_run_in_graphs_and_did_not_are_unknown():
-    scenario = handmade.scenario()
-    in_graphs = scenario.engine.model_copy(update={"cuda_graph": True, "prefill_cuda_graph": True})
-    asked = scenario.model_copy(update={"engine": in_graphs})
+    asked = handmade.scenario(cuda_graph=True, prefill_cuda_graph=True)
     engine, reference = handmade.build(asked)
     assert "asked for prompt_in_graph, never happened" in unknown_reasons(asked, engine, reference)
     rounds = tuple(replace(one, graphs={"PREFILL": 64} if one.mode == "PREFILL" else {}) for one in engine.rounds)
     assert judge(asked, replace(engine, rounds=rounds), reference)[0].outcome is Outcome.PASS
-
-
-def test_unknown_coverage_point_is_unknown():
-    scenario = handmade.scenario(wants=("full_moon",))
-    assert "full_moon, an unknown coverage point" in unknown_reasons(scenario, *handmade.build(scenario))
 
 
 def test_wanted_coverage_point_that_happened_passes_and_is_counted():

@@ -122,24 +122,25 @@ GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5)
 CHUNKS = (prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True)))
 
 
-@pytest.mark.parametrize(
-    ("name", "rounds", "shows", "lacks"),
-    [
-        ("window_evicted", (decode(2, ("r0", 9, 1)),), told(2, 9, gone=3), told(2, 9)),
-        (
-            "window_evicted_in_prompt",
-            CHUNKS,
-            told(1, 4, rid="r1", phase="PREFILL", gone=1),
-            told(0, 0, rid="r1", phase="PREFILL", gone=1),
-        ),
-        (
-            "prefix_hit_past_window",
-            (prefill(0, ("r1", 4, 2, True)),),
-            told(0, 4, rid="r1", phase="PREFILL", window=4),
-            told(0, 4, rid="r1", phase="PREFILL", window=5),
-        ),
-    ],
-)
+#: (point, the rounds of a trace, an event with which they show it, and the nearest with which they do not).
+SHOWN = [
+    ("window_evicted", (decode(2, ("r0", 9, 1)),), told(2, 9, gone=3), told(2, 9)),
+    (
+        "window_evicted_in_prompt",
+        CHUNKS,
+        told(1, 4, rid="r1", phase="PREFILL", gone=1),
+        told(0, 0, rid="r1", phase="PREFILL", gone=1),
+    ),
+    (
+        "prefix_hit_past_window",
+        (prefill(0, ("r1", 4, 2, True)),),
+        told(0, 4, rid="r1", phase="PREFILL", window=4),
+        told(0, 4, rid="r1", phase="PREFILL", window=5),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "rounds", "shows", "lacks"), SHOWN)
 def test_points_of_windows_are_counted_where_they_happen(name, rounds, shows, lacks):
     counts = [POINTS[name].count(GIVEN, trace(*rounds, events=(event,))) for event in (shows, lacks)]
     assert counts == [1, 0]
@@ -147,8 +148,7 @@ def test_points_of_windows_are_counted_where_they_happen(name, rounds, shows, la
 
 
 def test_every_point_of_windows_is_shown_here():
-    cases = test_points_of_windows_are_counted_where_they_happen.pytestmark[0].args[1]
-    assert {case[0] for case in cases} == set(names(Where.WINDOWS))
+    assert {name for name, *_ in SHOWN} == set(names(Where.WINDOWS))
 
 
 @pytest.mark.parametrize(("free", "hint"), [(90, "window-lost"), (101, "window-freed-twice"), (100, None)])

@@ -20,6 +20,7 @@ import typer
 from cases import catalogue, checkpoints, fixed
 from cases.meta import pretended_engine, results
 from cases.meta.command_line import call
+from cases.meta.handmade import set_on
 from harness.both_sides.gpus import CardError
 from harness.cli import scenario_checks
 from harness.cli.main import app
@@ -195,7 +196,7 @@ REFUSED = {
     ),
     "mutate-family-too-new": (
         ["mutate", "--engine", "0.5.13", "--family", "eagle,hicache"],
-        "--family hicache: SGLang 0.5.13 runs none of its scenarios",
+        "--family hicache: engine.server_args has enable_hierarchical_cache, and it is not driven on SGLang 0.5.13",
     ),
     "mutant": (["mutants", "--only", "draft-position-lat"], "did you mean 'draft-position-late'"),
     "mutate-family": (["mutate", "--family", "egale"], "'egale'; did you mean 'eagle'"),
@@ -704,7 +705,7 @@ def test_a_refusal_names_the_file_of_the_scenario(name, place):
 
 def test_a_refusal_by_the_release_names_the_file_too():
     scenario = catalogue.load("pr25015").scenario
-    changed = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"dtype": "float16"})})
+    changed = set_on(scenario, dtype="float16")
     with pytest.raises(UsageError, match=r"scenario '.*' of b\.json: engine\.dtype"):
         check_possible([scenario, changed], version="0.5.23", files=[Path("a.json"), Path("b.json")])
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +14,8 @@ import pytest
 from cases.catalogue import CORPUS
 from cases.meta import results
 from cases.meta.command_line import call
-from harness.archive.run_folders import lock
+from cases.meta.files import edit_json
+from harness.archive.run_folders import MANIFEST, judgeable, lock
 from harness.archive.store import RunReader, read_case
 from harness.contract.finding_pages import KnownIssue
 from harness.contract.known_issues import without_effect
@@ -118,8 +121,7 @@ def test_one_scenario_or_reproducer_is_judged_alone(work, kind):
 
 def test_a_verdict_that_changed_since_says_so(work):
     run = stored(work)
-    verdict = work / run / "verdict.json"
-    verdict.write_text(json.dumps({**json.loads(verdict.read_text()), "outcome": "FAIL"}))
+    edit_json(work / run / "verdict.json", outcome="FAIL")
     results.reseal(work / run)
     done = call("recheck", run, code=0)
     assert "it was FAIL when the run ended" in done.stdout
@@ -281,6 +283,21 @@ def test_an_engine_that_never_came_up_stays_unknown_with_its_reason(work):
     assert "run it again:  eaglecheck run --engine 0.5.23 --scenario-file" in done.stdout
 
 
+def test_a_folder_that_goes_while_runs_are_looked_for_is_passed_over(tmp_path, monkeypatch):
+    for name in ("going", "run"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run" / MANIFEST).touch()
+    listed = os.scandir
+
+    def scandir(place):
+        if Path(place).name == "going":
+            raise FileNotFoundError(place)
+        return listed(place)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert judgeable(tmp_path) == [tmp_path / "run"]
+
+
 def scenario_of(run, name="four-together"):
     return next(run.glob(f"{name}-*"))
 
@@ -293,19 +310,23 @@ def _cut_tensors(run):
     (scenario_of(run) / "tensors" / "engine.safetensors").write_bytes(b"12")
 
 
-def _version(path, key):
-    path.write_text(json.dumps({**json.loads(path.read_text()), key: 99}))
-
-
 #: What is done to a run, the file that is named, and what is said of it.
 DAMAGES = {
     "manifest-missing": (lambda run: (run / "manifest.json").unlink(), "manifest.json", "missing|has no"),
-    "manifest-newer": (lambda run: _version(run / "manifest.json", "store_version"), "manifest.json", "update eaglec"),
-    "verdict-newer": (lambda run: _version(run / "verdict.json", "store_version"), "verdict.json", "update eaglecheck"),
+    "manifest-newer": (
+        lambda run: edit_json(run / "manifest.json", store_version=99),
+        "manifest.json",
+        "update eaglec",
+    ),
+    "verdict-newer": (
+        lambda run: edit_json(run / "verdict.json", store_version=99),
+        "verdict.json",
+        "update eaglecheck",
+    ),
     "scenario-gone": (lambda run: shutil.rmtree(scenario_of(run)), "four-together-", "is gone"),
     "scenario-file-gone": (lambda run: (scenario_of(run) / "scenario.json").unlink(), "scenario.json", "has no"),
     "trace-newer": (
-        lambda run: _version(scenario_of(run) / "engine.json", "trace_schema"),
+        lambda run: edit_json(scenario_of(run) / "engine.json", trace_schema=99),
         "engine.json",
         "update this",
     ),
@@ -362,7 +383,7 @@ def test_a_share_of_a_gpu_for_a_replay_on_a_cpu_is_refused_without_naming_option
 
 
 def test_a_reproducer_of_a_newer_eaglecheck_is_not_replayed(reproducer):
-    _version(reproducer / "manifest.json", "store_version")
+    edit_json(reproducer / "manifest.json", store_version=99)
     done = call("replay", reproducer, code=3)
     assert "update eaglecheck" in done.stderr
 

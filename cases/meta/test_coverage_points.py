@@ -454,7 +454,7 @@ def test_restart_that_was_asked_for_is_no_exhausted_pool():
     assert count(asked, trace(WHOLE, restart)) == 0
     assert count(asked, trace(WHOLE, restart, events=(pool,))) == 1
     assert count(asked, trace(WHOLE, restart, events=(taken_back(1, "r0"),))) == 0
-    ranked = GIVEN.model_copy(update={"engine": GIVEN.engine.model_copy(update={"priority_scheduling": True})})
+    ranked = handmade.set_on(GIVEN, priority_scheduling=True)
     assert count(ranked, trace(WHOLE, restart)) == 0, "more urgent requests take the place of others"
 
 

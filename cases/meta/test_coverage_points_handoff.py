@@ -10,9 +10,7 @@ from harness.coverage import POINTS, Where, names
 
 GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5)
 RANKS = {"dp_size": 2, "tp_size": 2}
-GIVEN = GIVEN.model_copy(
-    update={"engine": GIVEN.engine.model_copy(update={"disaggregation": True, "max_running_requests": 1})}
-)
+GIVEN = handmade.set_on(GIVEN, disaggregation=True, max_running_requests=1)
 
 
 def ran(step, *parts):
@@ -137,7 +135,6 @@ def test_every_point_has_its_pair_of_traces():
 @pytest.mark.parametrize("name", TRACES)
 def test_counted_once_where_it_happens_and_not_beside_it(name):
     having, lacking = TRACES[name]
-    engine = GIVEN.engine.model_copy(update=RANKS if POINTS[name].where is Where.HANDOFF_RANKS else {})
-    given = GIVEN.model_copy(update={"engine": engine})
+    given = handmade.set_on(GIVEN, **RANKS) if POINTS[name].where is Where.HANDOFF_RANKS else GIVEN
     assert POINTS[name].count(given, having) == 1
     assert POINTS[name].count(given, lacking) == 0

@@ -12,8 +12,8 @@ from cases.meta import handmade, results
 from cases.meta.command_line import call
 from harness.archive import again
 from harness.archive.digests import SUMS
+from harness.archive.faults import TraceError
 from harness.archive.store import RunReader
-from harness.archive.trace_faults import TraceError
 from harness.archive.trace_io import read_trace, write_trace
 
 

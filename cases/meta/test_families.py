@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from cases import fixed
 from cases.families import FAMILIES
+from cases.meta.handmade import set_on
 from cases.pairs import RECIPES
 from harness.cli.programs import choose_scenarios
 from harness.cli.run import _known_failures
@@ -75,9 +76,7 @@ def test_on_a_card_a_pair_names_the_dtype_it_runs_in_where_sglang_asks_its_confi
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path))
     scenarios = FAMILIES["window"].scenarios
     usual = checkpoint_pairs(scenarios)
-    brain = [
-        one.model_copy(update={"engine": one.engine.model_copy(update={"dtype": "bfloat16"})}) for one in scenarios
-    ]
+    brain = [set_on(one, dtype="bfloat16") for one in scenarios]
     for wanted, dtype in ((scenarios, "float16"), (brain, "bfloat16")):
         target, _ = checkpoint_pairs(wanted, device="cuda")["oss-narrow"]
         assert json.loads((target / "config.json").read_text())["torch_dtype"] == dtype

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cases.meta.processes import survivors
+from cases.meta.processes import LONG, survivors
 from harness.driving.pool import COPIES, EnginePool
 from harness.engines import fork_server, process
 from harness.engines.errors import EngineError
@@ -85,7 +85,7 @@ def fork(server, folder, name, *, launch=None, **environment):
     given = {"TMPDIR": str(place / "tmp"), "PATH": os.environ["PATH"], **environment}
     server.ready()
     forked = server.start(launch or server.launch, place / "log", str(place / "answer"), given)
-    assert forked.wait() == 7
+    assert forked.wait(timeout=LONG) == 7
     return json.loads((place / "answer").read_text()), forked
 
 
@@ -121,7 +121,7 @@ def test_how_a_forked_host_ended_can_be_read_by_others_until_it_is_waited_for(se
     assert survivors([watched]) == []
     assert forked.poll() == forked.poll() == 7
     assert watched.status() == psutil.STATUS_ZOMBIE
-    assert forked.wait() == 7
+    assert forked.wait(timeout=LONG) == 7
     assert not psutil.pid_exists(forked.pid)
 
 

@@ -164,8 +164,8 @@ def test_each_root_finding_gets_the_smallest_scenario_that_shows_it(monkeypatch)
     plan = SimpleNamespace(env=SimpleNamespace(version="0.5.23"), setup=setup, lease=None, copies=False, own=None)
     seen = []
     found = list(making.reproducers(plan, result, budget=Budget(seconds=900), started=seen.append))
-    assert [one.found.signature for one in found] == [one.signature for one in seen]
-    assert "POSITION:positions:DRAFT:one-ahead" in {one.found.signature for one in found}
-    for one in found:
-        assert len(one.shrunk.scenario.requests) == 1 < len(one.found.smallest.requests)
-        assert one.folder == result.folder / "reproducers" / one.shrunk.scenario.id
+    assert [one.signature for one, _, _ in found] == [one.signature for one in seen]
+    assert "POSITION:positions:DRAFT:one-ahead" in {one.signature for one, _, _ in found}
+    for one, small, folder in found:
+        assert len(small.requests) == 1 < len(one.smallest.requests)
+        assert folder == result.folder / "reproducers" / small.id

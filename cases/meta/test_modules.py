@@ -31,7 +31,7 @@ ENTRIES = {
     "benchmarks.witness",
     "cases.meta.architectures",
     "harness.cli.__main__",
-    "harness.launcher",
+    "harness.installed",
     "harness.suite.modules",
 }
 

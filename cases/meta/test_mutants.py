@@ -15,13 +15,14 @@ from harness.both_sides.mutants import MUTANTS, NEEDS, SITES, TEXTS
 from harness.checks import CHECKS
 from harness.contract.types import Kind, Phase
 from harness.engine_side.hooks import HookRegistry, around
-from harness.engine_side.mutants.armed import ArmedMutants, MutantBroken
+from harness.engine_side.mutants.armed import ArmedMutants, MutantBroken, Place, Sites
 from harness.engine_side.mutants.registry import ACTS, FORWARD_ACTS, Share
 from harness.engine_side.mutants.sites_requests import ANSWERS, SENDER, AnswerSites, RequestSites
 from harness.search.mutants import by_engine, with_mutant
 from harness.search.mutants_report import EXCUSED
 
 #: Which rows a mutant may be about.
+PLACES = ("all", "first", "inner", "last", "border", "retracted", "decoding", "last-request")
 
 
 def test_there_are_forty_and_no_id_is_used_in_two_families():
@@ -158,6 +159,23 @@ def test_refused_where_the_release_lacks_a_place():
     made.missing = ["pretended:Worker.draft"]
     with pytest.raises(LookupError, match=r"nothing to wrap at pretended:Worker\.draft"):
         made.arm("draft-position-late", first=1)
+
+
+class Pretended(Sites):
+    def places(self):
+        for name in ("run", "gone"):
+            yield Place("pretended", name, lambda original: [*original(), "outside"], outside=True)
+            yield Place("pretended", name, lambda original: [*original(), "inside"])
+
+
+def test_sites_lie_on_either_side_of_the_probe_and_say_what_is_not_there(monkeypatch):
+    made, place = armed("draft-position-late"), module()
+    monkeypatch.setitem(sys.modules, "pretended", place)
+    made.probe.hooks = HookRegistry()
+    made.probe.hooks.wrap(place, "run", tagged("probe"))
+    Pretended(made, None).install()
+    assert place.run() == ["bare", "inside", "probe", "outside"]
+    assert made.missing == ["pretended:gone"] * 2
 
 
 def test_a_site_hands_on_what_the_mutants_leave():

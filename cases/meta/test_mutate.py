@@ -630,7 +630,7 @@ def test_what_a_release_is_known_to_do_wrong_is_assumed(k, t, device, assumed):
 
 def test_two_scenarios_of_one_name_are_two():
     one = default_scenarios()[0]
-    other = one.model_copy(update={"engine": one.engine.model_copy(update={"page_size": 4})})
+    other = handmade.set_on(one, page_size=4)
     task = Task(mutant=results.asked("a"), stage="family", scenarios=(one, other))
     left = task.after(Result(id="a", end=Status.SURVIVED, asked=(mutant_results.label(one),)))
     assert one.name == other.name

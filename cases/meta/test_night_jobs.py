@@ -13,9 +13,10 @@ import pytest
 
 from cases.meta import nights, pretended_engine, results
 from cases.meta.command_line import call
+from cases.meta.handmade import set_on
 from cases.meta.nights import ByHand
 from cases.meta.processes import survivors, tree, wait_until
-from harness.archive.store import WriteError
+from harness.archive.faults import WriteError
 from harness.cli import night as night_command
 from harness.cli import nightly
 from harness.contract.types import Outcome
@@ -33,7 +34,7 @@ NIGHT = ("matrix", "--nights", "nights", "--engines", "0.5.13,0.5.23", "--cases"
 def cell(name, *scenarios, engine="0.5.13", **settings):
     """Fixed scenarios of one boot configuration, which differs from others' by its settings."""
     named = [results.named(one) for one in scenarios or ("a",)]
-    made = [one.model_copy(update={"engine": one.engine.model_copy(update=settings)}) for one in named]
+    made = [set_on(one, **settings) for one in named]
     return Cell(engine=engine, kind="fixed", name=name, scenarios=tuple(made))
 
 

@@ -11,7 +11,8 @@ from cases.boots import BY_NAME
 from cases.families import FAMILIES
 from cases.meta import results
 from cases.meta.nights import AHEAD, ByHand
-from harness.archive.store import WriteError, read_reproducer
+from harness.archive.faults import WriteError
+from harness.archive.store import read_reproducer
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
 from harness.driving.accept_lengths import observed_lengths

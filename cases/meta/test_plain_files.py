@@ -11,7 +11,8 @@ import pytest
 
 from cases.meta import nights, pretended_engine, results
 from cases.meta.command_line import call
-from harness.archive.store import RunReader, StoreError
+from harness.archive.faults import StoreError
+from harness.archive.store import RunReader
 from harness.contract import plain_files
 from harness.engines import envs
 from harness.engines.engine import Engine
@@ -211,3 +212,16 @@ def test_no_reader_of_what_somebody_names_opens_a_file_by_itself():
         if re.search(r"\.read_(bytes|text)\(|\.open\(\"r", path.read_text())
     }
     assert found - {"harness/archive/run_folders.py"} == set(OURS), "read it with harness.contract.plain_files"
+
+
+@pytest.mark.parametrize("stop", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_where_a_file_cannot_be_written_to_its_end_nothing_of_it_stays(tmp_path, monkeypatch, stop):
+    (tmp_path / "kept").write_text("before")
+
+    def full(*_):
+        raise stop
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(type(stop)):
+        plain_files.replace(tmp_path / "kept", b"after", sync=True)
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("kept", "before")]

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from cases.checkpoints import make
+from cases.meta.files import edit_json
 from cases.meta.published import tokens_of
 from cases.oss_weights import HalfOssRecipe
 from cases.pairs import RECIPES
@@ -144,8 +145,7 @@ def test_t2d_marks_exactly_the_tokens_d2t_leads_to(tiny):
 def rewritten(pair, place, config=None, tensors=None):
     """A copy of the draft folder with changed config values and tensors."""
     shutil.copytree(pair.draft, place)
-    raw = json.loads((place / "config.json").read_text()) | (config or {})
-    (place / "config.json").write_text(json.dumps(raw))
+    edit_json(place / "config.json", **(config or {}))
     save_file(load_file(place / "model.safetensors") | (tensors or {}), place / "model.safetensors")
     return place
 

@@ -1,11 +1,10 @@
 """EAGLE and EAGLE-3 heads in every published variant against Hugging Face's layers, and what is refused of them."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from cases.meta.files import edit_json
 from cases.meta.published import VOCAB
 from cases.meta.published_eagle import HEADS
 from reference.checkpoint import CheckpointError
@@ -34,8 +33,7 @@ def test_a_published_head_says_what_hf_layers_say(kind, seed, tmp_path):
 
 def changed(folder, *, raw=(), drop=(), add=()):
     """A draft folder with other keys and tensors."""
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | dict(raw)))
+    edit_json(folder / "config.json", **dict(raw))
     tensors = load_file(folder / "model.safetensors")
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(tuple(drop))} if drop else tensors
     save_file(kept | dict(add), folder / "model.safetensors")

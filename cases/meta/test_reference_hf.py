@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import linear
 
 from cases.checkpoints import make
+from cases.meta.files import edit_json
 from cases.meta.handmade import asking
 from cases.meta.published import peak_of
 from cases.meta.sessions import SPECS, assert_same_rows, request_of
@@ -121,9 +122,7 @@ def test_states_and_logits_are_the_modules(loaded):
 
 def test_keys_that_a_class_takes_out_of_what_it_is_given_are_read(tmp_path):
     written(tmp_path, "Gemma3Text", **OTHERS["Gemma3Text"])
-    raw = read_json(tmp_path / "config.json")
-    raw |= {"sliding_window_pattern": 6, "cache_implementation": "hybrid", "qk_norm": True}
-    (tmp_path / "config.json").write_text(json.dumps(raw))
+    edit_json(tmp_path / "config.json", sliding_window_pattern=6, cache_implementation="hybrid", qk_norm=True)
     assert HfTarget.load(tmp_path).layers == SIZES["num_hidden_layers"]
 
 
@@ -290,8 +289,7 @@ def test_what_is_more_than_a_matrix_is_seen_by_the_module_itself(loaded):
 
 def spoiled(folder, change=lambda _: None, **config):
     """The same folder with other keys or tensors."""
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    edit_json(folder / "config.json", **config)
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -335,8 +333,7 @@ def test_layers_of_a_draft_in_its_folder_are_none_of_its_business(tmp_path):
     spoiled(tmp_path, lambda tensors: tensors.update(drafts))
     with pytest.raises(CheckpointError, match=r"model\.layers\.4\.eh_proj\.weight unread"):
         load_target(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    edit_json(tmp_path / "config.json", num_nextn_predict_layers=1)
     assert load_target(tmp_path).provider == "transformers"
 
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3ForCausalLM, DeepseekV32ForCausalLM
 
+from cases.meta.files import edit_json
 from cases.meta.published import assert_like_hf, tokens_of
 from harness.defects.draft_attention import UnseenRound
 from reference.attention import Sight
@@ -60,8 +61,7 @@ def test_rows_see_nothing_after_them_and_only_relative_positions_matter(pair):
 )
 def test_what_is_not_built_here_is_named(pair, tmp_path, changes, words):
     shutil.copytree(pair.target, tmp_path / "target")
-    file = tmp_path / "target" / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    edit_json(tmp_path / "target" / "config.json", **changes)
     with pytest.raises(CheckpointError, match=words):
         load_target(tmp_path / "target")
 
@@ -128,9 +128,8 @@ def test_an_indexer_that_chooses_every_row_changes_none(pair, indexed):
 @pytest.mark.parametrize("most", [30, 7])
 def test_steps_that_share_a_choice_see_neither_themselves_nor_each_other(indexed, most):
     place = indexed(most)
-    file = place / "config.json"
     _, plain = load_pair(place, place, torch.float64)
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"index_share_for_mtp_iteration": True}))
+    edit_json(place / "config.json", index_share_for_mtp_iteration=True)
     target, shared = load_pair(place, place, torch.float64)
     tokens, states = tokens_of(20, target.vocab), target.forward(tokens_of(20, target.vocab))
     rows = (tokens, states, torch.arange(20), Sight.causal(20))
@@ -146,9 +145,8 @@ def test_steps_that_share_a_choice_see_neither_themselves_nor_each_other(indexed
 def test_steps_that_see_nothing_of_their_round_are_what_steps_with_a_shared_choice_are(indexed):
     """F-114, where an indexer chooses every row; a tree's beams, too."""
     place = indexed(30)
-    file = place / "config.json"
     _, plain = load_pair(place, place, torch.float64)
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"index_share_for_mtp_iteration": True}))
+    edit_json(place / "config.json", index_share_for_mtp_iteration=True)
     _, shared = load_pair(place, place, torch.float64)
     tokens = tokens_of(24, plain.target.vocab).tolist()
     drawn = {}

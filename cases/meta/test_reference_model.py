@@ -11,6 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from cases.hybrid_weights import HybridRecipe
 from cases.mamba_weights import MambaRecipe
+from cases.meta.files import edit_json
 from cases.meta.published import assert_like_hf, tokens_of
 from cases.mla_weights import LatentRecipe
 from cases.pairs import RECIPES
@@ -115,11 +116,6 @@ def copy_pair(pair, place):
     return place / "target", place / "draft"
 
 
-def edit_config(folder, **changes):
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -135,7 +131,7 @@ def edit_config(folder, **changes):
 def test_a_target_that_cannot_be_read_says_where_what_and_what_was_expected(pair, tmp_path, changes, words):
     target, _ = copy_pair(pair, tmp_path / "copy")
     sizes = json.loads((target / "config.json").read_text())
-    edit_config(target, **changes)
+    edit_json(target / "config.json", **changes)
     with pytest.raises(CheckpointError) as caught:
         load_llama(target)
     assert all(word.format(**sizes) in str(caught.value) for word in [str(target), *words]), str(caught.value)
@@ -151,7 +147,7 @@ def test_a_target_that_cannot_be_read_says_where_what_and_what_was_expected(pair
 )
 def test_a_draft_that_does_not_fit_is_refused(pair, tmp_path, field, value, words):
     _, draft = copy_pair(pair, tmp_path / "copy")
-    edit_config(draft, **{field: value})
+    edit_json(draft / "config.json", **{field: value})
     with pytest.raises(CheckpointError, match=words):
         DraftHead.load(draft, load_llama(pair.target))
 

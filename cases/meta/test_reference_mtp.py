@@ -24,6 +24,7 @@ from transformers.models.step3p7.modeling_step3p7 import (
 )
 
 from cases.checkpoints import make_recipe
+from cases.meta.files import edit_json
 from cases.meta.sessions import stopped
 from cases.meta.speculating import FreeSession
 from cases.mtp_weights import MtpRecipe
@@ -472,8 +473,7 @@ def test_text_is_lossless_and_every_accept_length_occurs(sessions, kind):
 )
 def test_a_target_that_is_more_than_what_is_built_here_is_refused(pairs, tmp_path, kind, changes, words):
     place = shutil.copytree(pairs[kind].target, tmp_path / "target")
-    file = place / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    edit_json(place / "config.json", **changes)
     load = mtp.load_step_target if kind == "step" else mtp.load_mimo_target
     with pytest.raises(CheckpointError, match=words):
         load(place, torch.float32, held=torch.float32, device="cpu")

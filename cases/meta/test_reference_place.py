@@ -11,7 +11,7 @@ from benchmarks.make_real_size import SHAPES, make
 from cases.meta.pretended_card import IDLE, IDLE_SECOND, app, used
 from cases.meta.published import SMALL_SHAPE
 from harness.both_sides import leases
-from harness.cli import prepare
+from harness.cli import judges
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
 from harness.contract.settings import SpecConfig
@@ -40,13 +40,13 @@ def pair(tmp_path_factory):
 @pytest.fixture
 def talkative(monkeypatch):
     """What even a small reference takes is said."""
-    monkeypatch.setattr(prepare, "WORTH_SAYING", 0)
+    monkeypatch.setattr(judges, "WORTH_SAYING", 0)
 
 
 def place(asked, own, *, device="cuda", lease=None):
     """(where, what was said)"""
     said = []
-    return prepare.reference_place(asked, own, [SCENARIO], device=device, lease=lease, say=said.append), " ".join(said)
+    return judges.reference_place(asked, own, [SCENARIO], device=device, lease=lease, say=said.append), " ".join(said)
 
 
 def test_the_tiny_pairs_are_computed_on_the_cpu_and_nothing_is_said():
@@ -111,13 +111,13 @@ def test_what_a_small_reference_takes_is_not_said(pair):
 
 
 def test_what_does_not_fit_in_memory_is_refused_with_both_numbers(pair, monkeypatch):
-    monkeypatch.setattr(prepare.psutil, "virtual_memory", lambda: SimpleNamespace(available=10 << 20))
+    monkeypatch.setattr(judges.psutil, "virtual_memory", lambda: SimpleNamespace(available=10 << 20))
     with pytest.raises(UsageError, match=r"needs .* GiB at most .* 0\.0 GiB of memory left"):
         place("auto", pair, device="cpu")
 
 
 def test_an_engine_of_ones_own_pair_leases_its_weights_and_pool_besides(pair):
-    share = prepare.engine_share(pair, [SCENARIO])
+    share = judges.engine_share(pair, [SCENARIO])
     assert leases.SHARE_GIB < share < leases.SHARE_GIB + 0.5
 
 

@@ -13,7 +13,8 @@ import pytest
 from cases.meta import handmade
 from harness.archive import writer as writing
 from harness.archive.digests import SUMS
-from harness.archive.store import RunReader, StoreError, WriteError, read_case, read_findings, read_reproducer
+from harness.archive.faults import StoreError, WriteError
+from harness.archive.store import RunReader, read_case, read_findings, read_reproducer
 from harness.archive.writer import RunWriter, write_reproducer
 from harness.checks import group, judge
 from harness.contract.types import Outcome, Verdict

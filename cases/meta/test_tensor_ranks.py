@@ -117,7 +117,7 @@ def test_of_two_ranks_the_reference_knows_which_is_wrong(made):
 
 def test_of_three_ranks_the_one_that_stands_alone_is_wrong(made):
     scenario, engine, _, other = made
-    three = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"tp_size": 3})})
+    three = handmade.set_on(scenario, tp_size=3)
     sound, wrong = handmade.copy_trace(engine), other
     wrong.rows.ints["position"][handmade.find(wrong, phase="DRAFT")] += 1
     assert {key[3] for key in roots(three, joined(sound, sound, wrong))} >= {"tp-rank-2"}

@@ -21,12 +21,12 @@ from harness.driving.results import Cost
 from harness.engines.envs import EngineEnv
 from harness.machines.doctor_gpu import Answer
 from harness.machines.text import render_doctor, render_engines
-from reports.findings import render_first
+from reports.findings import render_findings, render_first
 from reports.live import LiveLine, drafted
 from reports.matrix import render_matrix
 from reports.prose import say_pairs
 from reports.replay import answer, render_replay
-from reports.terminal import render_findings, render_run
+from reports.terminal import render_run
 
 NO_BOOT = (
     "the engine ended with code 1 while booting; full log: runs/20261128-0036-dbc5/engine.log; it ends with:\n"

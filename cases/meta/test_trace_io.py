@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cases.meta import handmade
 from harness.archive import event_facts, facts
-from harness.archive.trace_faults import TraceError
+from harness.archive.faults import TraceError
 from harness.archive.trace_io import OLD_NAMES, plain, read_trace, trace_files, write_trace
 from harness.archive.trace_table import arrow_schema
 from harness.contract.json_files import VERSIONS

@@ -20,7 +20,7 @@ from harness.checks.cached_rows import check_flushed
 from harness.checks.compare import pairs_of
 from harness.checks.evidence import gather
 from harness.checks.judge import judge
-from harness.cli.prepare import provider
+from harness.cli.judges import provider
 from harness.contract.measured import judged_states
 from harness.contract.providers import WITNESS
 from harness.contract.scenario import Scenario

@@ -16,7 +16,7 @@ from harness.archive.writer import RunWriter
 from harness.checks import judge
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
-from harness.cli import prepare
+from harness.cli import judges
 from harness.contract.providers import providers_in, witnessed_in
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
@@ -310,21 +310,21 @@ def test_the_first_provider_that_knows_a_pair_is_asked(monkeypatch):
         raise NoProviderError(asked="auto", why="hidden_act is 'relu2'")
 
     said = []
-    assert prepare.provider("auto", None, [CHAIN], say=said.append) == "auto"
-    assert prepare.provider("witness", None, [CHAIN], say=said.append) == "witness"
-    monkeypatch.setattr(prepare, "load_now", unknown)
-    assert prepare.provider("auto", object(), [CHAIN], say=said.append) == "witness"
+    assert judges.provider("auto", None, [CHAIN], say=said.append) == "auto"
+    assert judges.provider("witness", None, [CHAIN], say=said.append) == "witness"
+    monkeypatch.setattr(judges, "load_now", unknown)
+    assert judges.provider("auto", object(), [CHAIN], say=said.append) == "witness"
     (line,) = said
     assert "witness judges it" in line
     assert "hidden_act is 'relu2'" in line
     for asked in ("paper", "transformers"):
         with pytest.raises(UsageError, match="relu2"):
-            prepare.provider(asked, object(), [CHAIN], say=said.append)
+            judges.provider(asked, object(), [CHAIN], say=said.append)
     layered = CHAIN.model_copy(update={"spec": CHAIN.spec.model_copy(update={"algorithm": "MTP"})})
     with pytest.raises(UsageError, match="relu2"):
-        prepare.provider("auto", object(), [layered], say=said.append)
+        judges.provider("auto", object(), [layered], say=said.append)
     with pytest.raises(UsageError, match=r"scenario 'handmade': spec\.algorithm is MTP"):
-        prepare.provider("witness", None, [layered], say=said.append)
+        judges.provider("witness", None, [layered], say=said.append)
 
 
 @pytest.mark.parametrize("folder", sorted(GPU.iterdir()), ids=lambda folder: folder.name)

@@ -52,8 +52,9 @@ def whole(folder: Path) -> Path | None:
 
 def judgeable(folder: Path) -> list[Path]:
     """What can be judged in a folder that is neither a run nor a scenario, sorted: runs, and scenarios beside them."""
-    runs = {path.parent for path in folder.rglob(MANIFEST) if not {*REPRODUCERS} & {*path.parts}}
-    alone = {path.parent for path in folder.rglob(SCENARIO) if not runs & {*path.parents}}
+    places = [(Path(place), files) for place, _, files in os.walk(folder)]  # which passes over what goes meanwhile
+    runs = {place for place, files in places if MANIFEST in files and not {*REPRODUCERS} & {*place.parts}}
+    alone = {place for place, files in places if SCENARIO in files and not runs & {place, *place.parents}}
     return sorted(path for path in runs | alone if not any(part.is_symlink() for part in (path, *path.parents)))
 
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from harness.archive import digests
 from harness.archive.again import events, run_again, short
 from harness.archive.facts import contradiction
+from harness.archive.faults import DamagedError, NotThere, StoreError, UnreadableError
 from harness.archive.records import (
     STORE_VERSION,
     FindingLine,
@@ -46,41 +47,9 @@ from harness.contract.known_issues import assumed_in
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence
-from harness.contract.usage import UserError
 from harness.contract.words import counted
 
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class StoreError(UserError):
-    """A folder that cannot be written or read; the text is meant for people."""
-
-
-class NotThere(StoreError):
-    """No folder where one was looked for. wrong: what was asked for; instead: the nearest that is there."""
-
-    def __init__(self, text: str, *, wrong: Path, instead: Path | None) -> None:
-        super().__init__(text)
-        self.wrong, self.instead = wrong, instead
-
-
-class UnreadableError(StoreError):
-    """A file of a folder of ours that is missing, damaged or newer: nothing is said of what it was part of."""
-
-    exit_code = 3
-
-    def __init__(self, text: str) -> None:
-        super().__init__(f"verdict UNKNOWN: {text}")
-
-
-class DamagedError(UnreadableError):
-    """A file that is not whole JSON."""
-
-
-class WriteError(StoreError):
-    """The place where a run is kept takes no more (full disk, folder gone): nothing can be said about the engine."""
-
-    exit_code = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

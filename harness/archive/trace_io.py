@@ -18,7 +18,7 @@ from pydantic import AfterValidator, AliasChoices, Field, model_validator
 
 from harness.archive import digests, event_facts
 from harness.archive.facts import Header
-from harness.archive.trace_faults import TraceError, check_version, damaged, folder_of, run_again_in
+from harness.archive.faults import TraceError, check_version, damaged, folder_of, run_again_in
 from harness.contract import plain_files
 from harness.contract.json_files import BadDocument, NotJSON, parsed, validated
 from harness.contract.requests import Strict

@@ -1,6 +1,6 @@
 """The rows of a trace as a parquet file, and back. The only module that imports pyarrow for a trace.
 
-It must not trust a file: see `harness.archive.trace_faults`.
+It must not trust a file: see `harness.archive.faults`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.archive.trace_faults import check_version, damaged
+from harness.archive.faults import check_version, damaged
 from harness.contract.rows import ADDED, FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, STRING_COLUMNS, Ragged, Rows
 from harness.contract.trace import TRACE_SCHEMA
 

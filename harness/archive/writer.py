@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from harness.archive import digests
 from harness.archive.again import run_again
-from harness.archive.disk import readable_errors
+from harness.archive.faults import readable_errors
 from harness.archive.records import (
     STORE_VERSION,
     ReproducerManifest,

@@ -1,6 +1,7 @@
-"""A few numbers in place of a recurrent state: sums of its values, each with a weight of its own in every sum.
+"""How much is kept of what is too large to travel: the largest logits of a row, and sums of a recurrent state's values.
 
-Both sides: NumPy only. A state that is another one anywhere has other sums.
+Both sides: NumPy only. Each value has a weight of its own in every sum: a state that is another one anywhere has other
+sums.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import functools
 
 import numpy as np
 
+#: How many of the largest logits a row keeps (fewer if the vocabulary is smaller).
+TOP_LOGITS = 16
 #: Sums of each head's matrix, and of each row that a short convolution keeps.
 OF_A_HEAD, OF_A_ROW = 2, 8
 

@@ -4,7 +4,7 @@ To add a check, write a function in the module of its subject, or in a new modul
 `evidence`, `register` and `CheckResult` in `registry`, `Kind` and `Phase` in `harness.contract.types`). The id stands
 in signatures and is never changed later:
 
-    @register(id="drift", kinds=(Kind.POSITION,), reads=("engine",))  # "reference" too, if it compares with one
+    @register(id="drift", kinds=(Kind.POSITION,), reads=("engine",))  # "reference" too, if it asks for evidence.truth
     def check_drift(evidence: Evidence) -> CheckResult:
         '''What would go wrong unnoticed without it, in a sentence.'''
         result = CheckResult()

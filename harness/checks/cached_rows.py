@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from harness.checks.evidence import Evidence
-from harness.checks.pools import NOBODY, Forward, Pools, forwards
+from harness.checks.pools import NOBODY, Forward, Pools, followed
 from harness.checks.registry import CheckResult, register
 from harness.contract.align import Ints
 from harness.contract.batches import Share, copies, shares_of
@@ -36,9 +36,7 @@ def check_cached_rows(evidence: Evidence) -> CheckResult:
     """
     result = CheckResult()
     events = {_moment(event): event for event in evidence.engine.named("changed")}
-    pools: dict[tuple[int, str], Pools] = {}
-    for forward in forwards(evidence) if events else ():
-        own = pools.setdefault((forward.dp_rank, forward.side), Pools(evidence))
+    for forward, own in followed(evidence) if events else ():
         own.write(forward)
         if event := events.get((forward.dp_rank, forward.round, str(forward.phase), forward.step)):
             result.divergences += _found(event, forward, own)
@@ -79,9 +77,7 @@ def check_host_rows(evidence: Evidence) -> CheckResult:
     for event in copies(evidence.engine):
         if event.data["what"] == "loaded" and event.data["rid"]:
             due.setdefault((event.dp_rank, event.data["rid"]), []).append(event)
-    pools: dict[tuple[int, str], Pools] = {}
-    for forward in forwards(evidence) if due else ():
-        own = pools.setdefault((forward.dp_rank, forward.side), Pools(evidence))
+    for forward, own in followed(evidence) if due else ():
         own.copy_until(forward)
         for share in forward.shares if forward.phase is Phase.PREFILL else ():
             waiting = due.get((share[0], share[1]), [])

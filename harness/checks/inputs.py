@@ -9,12 +9,12 @@ read what the previous draft forward proposed, and the verify reads exactly thos
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.contract.batches import Part, Share
+from harness.contract.batches import Share
 from harness.contract.finding_pages import issues
 from harness.contract.known_issues import assumed_in
 from harness.contract.types import EXTENDING, Kind, Phase
@@ -140,7 +140,6 @@ class _Window:
     taken to stand for token `stop` of a prompt that goes on.
     """
 
-    share: Share
     phase: Phase
     stop: int
     known: int
@@ -163,29 +162,44 @@ class _Window:
 
 def _rotated_rows(evidence: Evidence, result: CheckResult) -> None:
     """EXTEND_INPUT for rows of DRAFT_PREFILL and EXTEND."""
-    parts = {part.share: part for listed in evidence.parts.values() for part in listed}
-    ends, assumed = _prompt_ends(evidence), _guesses(evidence)
     ints = evidence.table.ints
+    for share, indices, window in _windows(evidence):
+        for index in indices:
+            at = share[3] + ints["slot"][index] + 1 + ints["step"][index]
+            expected, observed = window.expected(at), ints["input_id"][index]
+            result.count("extend_inputs", int(expected is not None))
+            if expected not in (None, observed):
+                hint = _hint(window, at, observed, layer=ints["step"][index])
+                found = evidence.divergence(
+                    index, kind=Kind.EXTEND_INPUT, expected=expected, observed=observed, hint=hint
+                )
+                result.divergences.append(found)
+
+
+def _windows(evidence: Evidence) -> Iterator[tuple[Share, list[int], _Window]]:
+    """Whose rows, which, and the window that they are."""
+    parts = {part.share: part for listed in evidence.parts.values() for part in listed}
+    ends, assumed, table = _prompt_ends(evidence), _guesses(evidence), evidence.table
     for phase in EXTENDING:
-        for share, indices in evidence.table.each(phase):
-            window = _window(evidence, share, phase, indices, parts.get(share), ends, assumed=assumed)
-            for index in indices:
-                at = share[3] + ints["slot"][index] + 1 + ints["step"][index]
-                expected = window.expected(at)
-                if expected is None:
-                    continue
-                result.count("extend_inputs", 1)
-                observed = ints["input_id"][index]
-                if observed != expected:
-                    result.divergences.append(
-                        evidence.divergence(
-                            index,
-                            kind=Kind.EXTEND_INPUT,
-                            expected=expected,
-                            observed=observed,
-                            hint=_hint(window, at, observed, layer=ints["step"][index]),
-                        )
-                    )
+        for share, indices in table.each(phase):
+            part, target = parts.get(share), table.of(share, Phase.PREFILL)
+            final = part is not None and part.final
+            early = phase is Phase.DRAFT_PREFILL and not final
+            stop = share[3] + max(table.ints["slot"][index] for index in indices) + 1
+            yield (
+                share,
+                indices,
+                _Window(
+                    phase=phase,
+                    stop=stop,
+                    known=max(ends.get(share[1:3], 0), stop) if early else stop + 1,
+                    final=final,
+                    full=evidence.text(share),
+                    proposals=_last_choices(evidence, indices),
+                    guess=table.chosen(target[-1])[:1] if target else [],
+                    guesses=assumed and early,
+                ),
+            )
 
 
 def _last_choices(evidence: Evidence, indices: list[int]) -> list[list[int]]:
@@ -204,33 +218,6 @@ def _prompt_ends(evidence: Evidence) -> dict[tuple[str, int], int]:
         done = [stop for stop, part in zip(stops, prefills, strict=True) if part.final]
         ends[rid, attempt] = done[-1] if done else max([lengths.get(rid, 0), *stops])
     return ends
-
-
-def _window(
-    evidence: Evidence,
-    share: Share,
-    phase: Phase,
-    indices: list[int],
-    part: Part | None,
-    ends: dict[tuple[str, int], int],
-    *,
-    assumed: bool,
-) -> _Window:
-    final = part is not None and part.final
-    stop = share[3] + max(evidence.table.ints["slot"][index] for index in indices) + 1
-    early = phase is Phase.DRAFT_PREFILL and not final
-    target = evidence.table.of(share, Phase.PREFILL)
-    return _Window(
-        share=share,
-        phase=phase,
-        stop=stop,
-        known=max(ends.get((share[1], share[2]), 0), stop) if early else stop + 1,
-        final=final,
-        full=evidence.text(share),
-        proposals=_last_choices(evidence, indices),
-        guess=evidence.table.chosen(target[-1])[:1] if target else [],
-        guesses=assumed and early,
-    )
 
 
 def _guesses(evidence: Evidence) -> bool:

@@ -93,8 +93,7 @@ class _Floats:
         places = np.flatnonzero((ours > 0) & (expected > 0))
         if not len(places) or np.isnan(mine[places]).all():
             return
-        logits = pairs.theirs.lists["top_logits"]
-        tops = np.asarray([np.abs(logits[row]).max() for row in pairs.reference[places]], dtype=np.float64)
+        tops = pairs.theirs.lists["top_logits"].greatest(pairs.reference[places])
         errors = judge_rows(
             engine=mine[places, None],
             truth=theirs[places, None],

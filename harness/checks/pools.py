@@ -213,3 +213,13 @@ class Pools:
         if (one, other) not in self._common:
             self._common[one, other] = self.evidence.alike(one, other)
         return self._common[one, other]
+
+
+def followed(evidence: Evidence) -> Iterator[tuple[Forward, Pools]]:
+    """Each forward, with the pools of the engine that ran it as they were before; whoever asks has them written."""
+    engines: dict[tuple[int, str], Pools] = {}
+    for forward in forwards(evidence):
+        name = forward.dp_rank, forward.side
+        if name not in engines:
+            engines[name] = Pools(evidence)
+        yield forward, engines[name]

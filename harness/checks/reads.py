@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from harness.checks.evidence import Evidence
-from harness.checks.pools import NOBODY, Forward, Pools, forwards
+from harness.checks.pools import NOBODY, Forward, Pools, followed
 from harness.checks.registry import CheckResult, register
 from harness.contract.align import Ints
 from harness.contract.batches import Share
@@ -40,15 +40,15 @@ def check_slots_read(evidence: Evidence) -> CheckResult:
     """
     result, silent = CheckResult(), set[str]()
     engines: dict[tuple[int, str], _Engine] = {}
-    for forward in forwards(evidence):
-        engine = engines.setdefault((forward.dp_rank, forward.side), _Engine(evidence, Pools(evidence)))
-        engine.pools.write(forward)
+    for forward, pools in followed(evidence):
+        engine = engines.setdefault((forward.dp_rank, forward.side), _Engine(evidence, pools))
+        pools.write(forward)
         if forward.phase not in ATTENDING:
             continue
         for share, rows in forward.shares.items():
             if not engine.judge(forward, share, rows, result):
                 silent.add(str(forward.phase))
-        engine.ran(forward)
+        engine.ran()
     if silent:
         where = f" in {', '.join(sorted(silent))}" if result.compared else ""
         result.notes.append(f"{NOT_RECORDED}{where}{_how(evidence)})")
@@ -106,7 +106,7 @@ class _Engine:
                 result.divergences.append(fault)
         return True
 
-    def ran(self, forward: Forward) -> None:
+    def ran(self) -> None:
         """The next draft step comes behind this one."""
         self._before |= self._now
         self._now = {}

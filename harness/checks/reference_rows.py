@@ -54,8 +54,7 @@ def _compare(evidence: Evidence, *phases: Phase) -> CheckResult:
     result = CheckResult()
     for phase in phases:
         pairs = pairs_of(evidence, phase)
-        for part in (compare_integers(pairs), compare_choices(pairs), compare_floats(pairs)):
-            result.add(part)
+        result.add(compare_integers(pairs), compare_choices(pairs), compare_floats(pairs))
     return result
 
 
@@ -66,8 +65,7 @@ def check_draft_input_after_transfer(evidence: Evidence) -> CheckResult:
     PREBUILT rows: TOKEN for inputs and proposals, NUMERIC or SHAPE for the state.
     """
     pairs, result = pairs_of(evidence, Phase.PREBUILT), CheckResult()
-    for part in (_transferred_inputs(pairs), compare_choices(pairs), compare_floats(pairs)):
-        result.add(part)
+    result.add(_transferred_inputs(pairs), compare_choices(pairs), compare_floats(pairs))
     result.divergences = [
         replace(found, hint="hidden_out-as-handed-over") if _is_as_handed_over(evidence, found) else found
         for found in result.divergences

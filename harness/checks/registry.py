@@ -31,11 +31,11 @@ COMPARED = (
     "counts",
 )
 
-#: What they count beside that where several ranks run in step.
-RANKS_COMPARED = ("idle_states", "token_counts", "tp_rows")
-
-#: What they count beside that where requests, or settings of the engine, ask for it.
-ASKED_COMPARED = ("masks", "logprobs", "returned_states", "window_slots", "recurrent_states", "host_rows")
+#: What they count beside that where several ranks run in step, and where requests or settings of the engine ask for it.
+ALSO_COMPARED = (
+    *("idle_states", "token_counts", "tp_rows"),
+    *("masks", "logprobs", "returned_states", "window_slots", "recurrent_states", "host_rows"),
+)
 
 #: What a check may read.
 SOURCES = ("scenario", "engine", "reference")
@@ -71,7 +71,7 @@ class CheckResult:
 
     def count(self, name: str, amount: int) -> None:
         """Add to a compared counter; nothing is added for nothing, so a counter that exists is above zero."""
-        allowed = (*COMPARED, *RANKS_COMPARED, *ASKED_COMPARED)
+        allowed = (*COMPARED, *ALSO_COMPARED)
         if name not in allowed:
             raise KeyError(f"unknown counter {name!r}; allowed: {', '.join(allowed)}")
         if amount:
@@ -89,16 +89,17 @@ class CheckResult:
         )
         return True
 
-    def add(self, other: CheckResult) -> None:
-        """Take over everything `other` says."""
-        self.divergences += other.divergences
-        self.ties += other.ties
-        self.choices += other.choices
-        self.indistinct += other.indistinct
-        self.unknown += other.unknown
-        self.notes += other.notes
-        for name, amount in other.compared.items():
-            self.count(name, amount)
+    def add(self, *others: CheckResult) -> None:
+        """Take over everything that others say."""
+        for other in others:
+            self.divergences += other.divergences
+            self.ties += other.ties
+            self.choices += other.choices
+            self.indistinct += other.indistinct
+            self.unknown += other.unknown
+            self.notes += other.notes
+            for name, amount in other.compared.items():
+                self.count(name, amount)
 
 
 Judge = Callable[[Evidence], CheckResult]

@@ -243,10 +243,10 @@ class NearSelections:
 
     def _limit(self, found: Round, *, levels: int) -> float:
         """Path values add up the rounding of every level; the widest row's counts for each."""
-        logits = self._evidence.truth.rows.lists["top_logits"]
+        scales = self._evidence.truth.rows.lists["top_logits"].greatest(found.rows).tolist()
         noise = self._evidence.logit_noise.expected
         limits = [
-            tie_limit(scale=float(np.abs(logits[row]).max(initial=0.0)), budget=self._budget, noise=float(noise[row]))
-            for row in found.rows
+            tie_limit(scale=scale, budget=self._budget, noise=float(noise[row]))
+            for scale, row in zip(scales, found.rows, strict=True)
         ]
         return levels * max(limits, default=0.0)

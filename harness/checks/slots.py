@@ -23,6 +23,7 @@ from itertools import pairwise
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.contract.batches import Share, shares_of
+from harness.contract.texts import alike
 from harness.contract.trace import WINDOW
 from harness.contract.types import LAYERED, Divergence, Key, Kind, Phase
 
@@ -189,16 +190,9 @@ def _shared_lengths(evidence: Evidence) -> dict[str, int]:
     ordered = sorted(texts, key=lambda rid: texts[rid])
     shared = dict.fromkeys(texts, 0)
     for left, right in pairwise(ordered):
-        common = _common_length(texts[left], texts[right])
+        common = alike(texts[left], texts[right])
         shared[left], shared[right] = max(shared[left], common), max(shared[right], common)
     return shared
-
-
-def _common_length(left: list[int], right: list[int]) -> int:
-    for index, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return index
-    return min(len(left), len(right))
 
 
 @register(id="tails", kinds=(Kind.CACHE_SLOT,), reads=("scenario", "engine"))

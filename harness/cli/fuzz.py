@@ -29,8 +29,9 @@ from harness.driving.refusals import undrawn
 from harness.driving.results import RunResult
 from harness.driving.runner import run
 from harness.engines import envs
+from reports.live import LiveLine
 from reports.prose import say
-from reports.terminal import LiveLine, render_run
+from reports.terminal import render_run
 
 #: Without --examples and --seconds; how many an engine gets through in a second at most; and seconds of a day.
 EXAMPLES, A_SECOND, LONGEST = 100, 4, 86400
@@ -206,16 +207,13 @@ def _small(console: Console, plan: Plan, result: RunResult, *, seconds: float) -
 
     if not seconds:
         return
-    for small in reproducers(
+    for found, small, folder in reproducers(
         plan,
         result,
         budget=Budget(seconds=seconds),
         started=lambda found: say(console, f"making {found.signature} small, at most {seconds:g} s"),
     ):
-        scenario = small.shrunk.scenario
-        size = (
-            f"{counted(len(scenario.requests), 'request')}, "
-            f"{counted(sum(len(request.input_ids) for request in scenario.requests), 'prompt token')}"
-        )
-        say(console, f"  in {counted(small.found.scenarios, 'scenario')}; the smallest now: {size}")
-        say(console, f"  run it again:  eaglecheck replay {small.folder}")
+        prompts = sum(len(request.input_ids) for request in small.requests)
+        size = f"{counted(len(small.requests), 'request')}, {counted(prompts, 'prompt token')}"
+        say(console, f"  in {counted(found.scenarios, 'scenario')}; the smallest now: {size}")
+        say(console, f"  run it again:  eaglecheck replay {folder}")

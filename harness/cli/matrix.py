@@ -24,8 +24,9 @@ from harness.driving.results import Interrupted, RunResult
 from harness.driving.runner import run
 from harness.engines import envs
 from reports.findings import render_first
+from reports.live import LiveLine
+from reports.matrix import render_matrix
 from reports.prose import heading, say
-from reports.terminal import LiveLine, render_matrix
 
 
 @guarded

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS, Mutant
-from harness.cli import options, prepare
+from harness.cli import judges, options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept, typed_again
 from harness.cli.scenario_checks import check_scenarios
 from harness.contract.outputs import check_target, writable, write_json
@@ -56,7 +56,7 @@ def command(
     for mutant in mutants if only is not None else ():
         if why := undrivable(mutant.needs, exercises[mutant.needs], release=version, device=device):
             raise UsageError(f"--only {mutant.id}: {why}")
-    reference = prepare.provider(AUTO, None, asked, say=lambda text: say(console, text))
+    reference = judges.provider(AUTO, None, asked, say=lambda text: say(console, text))
     lease = prepare.gpu_lease(device, gpu_share)
     root = writable(prepare.runs_root(runs))
     env = prepare.engine_environment(version, lambda text: say(console, text))

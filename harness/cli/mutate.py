@@ -101,10 +101,7 @@ def command(
     place = Place(release=version, device=device, wanted=wanted)
     for name in names:
         if not place.made(FAMILIES[name].scenarios):
-            raise UsageError(
-                f"--family {name}: SGLang {version} runs none of its scenarios so\n  why not:  eaglecheck run --engine "
-                f"{version} --device {device} --family {name}"
-            )
+            raise UsageError(f"--family {name}: {place.refusals(FAMILIES[name].scenarios)[0]}")
     lease = prepare.gpu_lease(device, gpu_share)
     part = prepare.shard_of(shard)
     runs_root = writable(prepare.runs_root(runs))

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from cases import known
-from harness.archive.store import WriteError
+from harness.archive.faults import WriteError
 from harness.cli import options
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.contract.outputs import check_named, check_target, writable, write_json

@@ -22,7 +22,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from harness.archive.disk import FULL
+from harness.archive.faults import FULL
 from harness.contract.outputs import write_json
 from harness.contract.types import Outcome
 from harness.engines.processes import handled, interrupts_held

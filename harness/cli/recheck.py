@@ -12,18 +12,9 @@ from rich.console import Console
 
 from harness.archive.again import run_again, short
 from harness.archive.digests import SUMS
+from harness.archive.faults import TraceError, UnreadableError
 from harness.archive.run_folders import is_case, is_ours, judgeable, unfinished, whole
-from harness.archive.store import (
-    MANIFEST,
-    SCENARIO,
-    VERDICT,
-    RunReader,
-    StoredScenario,
-    UnreadableError,
-    read_case,
-    reproducer_of,
-)
-from harness.archive.trace_faults import TraceError
+from harness.archive.store import MANIFEST, SCENARIO, VERDICT, RunReader, StoredScenario, read_case, reproducer_of
 from harness.archive.trace_io import header_of, read_trace, trace_files
 from harness.checks.findings import by_signature
 from harness.cli import options, prepare

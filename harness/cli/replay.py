@@ -14,9 +14,9 @@ from harness.cli.outcome import Exit, guarded
 from harness.contract.usage import UsageError
 from harness.driving.own_pair import own_pair
 from harness.driving.runner import run
+from reports.live import LiveLine
 from reports.prose import say
 from reports.replay import answer, render_replay
-from reports.terminal import LiveLine
 
 CODES = {"FAILED": Exit.DIVERGENCE, "FIXED": Exit.PASS, "ERROR": Exit.UNKNOWN}
 

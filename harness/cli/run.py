@@ -23,8 +23,9 @@ from harness.driving.own_pair import own_pair
 from harness.driving.runner import in_boot_order, run
 from harness.engines import component
 from harness.engines.launch import CpuAttention
+from reports.live import LiveLine
 from reports.prose import say
-from reports.terminal import LiveLine, render_run
+from reports.terminal import render_run
 
 
 @guarded

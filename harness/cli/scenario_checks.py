@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from pathlib import Path
 
 from cases.adapters import ADAPTERS
@@ -24,7 +23,7 @@ from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
 from harness.driving.checkpoint_files import CheckpointFiles
 from harness.driving.own_pair import OwnPair
-from harness.driving.refusals import called
+from harness.driving.refusals import first_refusal
 from harness.engines.launch import BACKENDS, SPARSE
 from harness.engines.server_args import taken
 from reference.languages import unreadable
@@ -46,9 +45,8 @@ def check_scenarios(
     scenarios: Sequence[Scenario], *, device: str, own: OwnPair | None = None, files: Sequence[Path | None] = ()
 ) -> None:
     """UsageError for the first scenario that no engine of this version could run. files: as for `check_possible`."""
-    for scenario, file in zip_longest(scenarios, files[: len(scenarios)]):
-        if problem := next(_problems(scenario, device, own), None):
-            raise UsageError(f"{called(scenario, file)}: {problem}")
+    if why := first_refusal(scenarios, files, lambda scenario: next(_problems(scenario, device, own), "")):
+        raise UsageError(why)
 
 
 def _problems(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[str]:

@@ -17,7 +17,7 @@ from harness.contract.types import Divergence, Key, Kind
 
 Ints = npt.NDArray[np.int64]
 
-#: The integer parts of a Key; rid and phase are encoded beside them.
+#: The integer parts of a Key; rid and phase stand beside them.
 KEY_INTS = ("dp_rank", "attempt", "committed", "step", "slot")
 
 
@@ -40,38 +40,31 @@ class Aligned:
 
 def align(engine: Rows, reference: Rows) -> Aligned:
     """Pair the rows of two sides; a repeated key pairs through its first row."""
-    identities = key_identities((engine, reference))
-    mine, theirs = identities[: len(engine)], identities[len(engine) :]
-    my_first, my_repeats = _split_repeats(mine)
-    their_first, their_repeats = _split_repeats(theirs)
-    _, at_mine, at_theirs = np.intersect1d(mine[my_first], theirs[their_first], assume_unique=True, return_indices=True)
-    order = np.argsort(my_first[at_mine], kind="stable")
+    mine, my_repeats = _first_rows(engine)
+    theirs, their_repeats = _first_rows(reference)
+    pairs = [(row, theirs[key]) for key, row in mine.items() if key in theirs]
     return Aligned(
-        engine=my_first[at_mine][order],
-        reference=their_first[at_theirs][order],
-        engine_only=np.sort(np.delete(my_first, at_mine)),
-        reference_only=np.sort(np.delete(their_first, at_theirs)),
-        engine_repeats=my_repeats,
-        reference_repeats=their_repeats,
+        engine=_ints(row for row, _ in pairs),
+        reference=_ints(row for _, row in pairs),
+        engine_only=_ints(row for key, row in mine.items() if key not in theirs),
+        reference_only=_ints(row for key, row in theirs.items() if key not in mine),
+        engine_repeats=_ints(my_repeats),
+        reference_repeats=_ints(their_repeats),
     )
 
 
-def key_identities(sides: Iterable[Rows]) -> Ints:
-    """One integer a row over all sides, concatenated; equal keys share it. No key range can overflow it."""
-    parts = list(sides)
-    columns = [np.concatenate([rows.ints[name] for rows in parts]) for name in KEY_INTS]
-    columns += [_codes(part for rows in parts for part in rows.strings[name]) for name in ("rid", "phase")]
-    total = len(columns[0])
-    if total == 0:
-        return np.zeros(0, dtype=np.int64)
-    order = np.lexsort(columns)
-    changes = np.zeros(total, dtype=bool)
-    for column in columns:
-        arranged = column[order]
-        changes[1:] |= arranged[1:] != arranged[:-1]
-    identities = np.empty(total, dtype=np.int64)
-    identities[order] = np.cumsum(changes)
-    return identities
+def _first_rows(rows: Rows) -> tuple[dict[tuple[int | str, ...], int], list[int]]:
+    """(key -> its first row, every other row)."""
+    columns = [rows.ints[name] for name in KEY_INTS] + [rows.strings[name] for name in ("rid", "phase")]
+    first, repeats = dict[tuple[int | str, ...], int](), list[int]()
+    for row, key in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        if first.setdefault(key, row) != row:
+            repeats.append(row)
+    return first, repeats
+
+
+def _ints(rows: Iterable[int]) -> Ints:
+    return np.fromiter(rows, dtype=np.int64)
 
 
 def unpaired(aligned: Aligned, engine: Rows, reference: Rows) -> Iterator[Divergence]:
@@ -92,17 +85,3 @@ def _row_divergence(kind: Kind, rows: Rows, index: int, *, expected: str, observ
     key: Key = rows.key(index)
     where = int(rows.ints["round"][index])
     return Divergence(kind=kind, key=key, round=where, expected=expected, observed=observed, hint=hint)
-
-
-def _split_repeats(identities: Ints) -> tuple[Ints, Ints]:
-    """Row numbers of the first row of each identity, in identity order, and of all the others."""
-    _, first = np.unique(identities, return_index=True)
-    repeated = np.ones(len(identities), dtype=bool)
-    repeated[first] = False
-    return first.astype(np.int64), np.flatnonzero(repeated).astype(np.int64)
-
-
-def _codes(values: Iterable[str]) -> Ints:
-    """A small integer for each string, equal for equal strings."""
-    seen: dict[str, int] = {}
-    return np.asarray([seen.setdefault(value, len(seen)) for value in values], dtype=np.int64)

@@ -5,9 +5,9 @@ Shared by the checks, the coverage points and the reference. This module must no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.contract.settings import SpecConfig
 from harness.contract.trace import Event, RoundRecord, Trace
@@ -21,6 +21,9 @@ COPIED = {
     "kept": ("host", "storage"),
     "fetched": ("storage", "host"),
 }
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,21 +68,22 @@ def shares_of(event: Event, *names: str) -> Iterator[tuple[Any, ...]]:
 
 def leading_rounds(trace: Trace) -> list[RoundRecord]:
     """The batches as the first tensor-parallel rank of each DP rank saw them, in order of time."""
-    leaders: dict[int, int] = {}
-    for record in trace.rounds:
-        leaders[record.dp_rank] = min(record.tp_rank, leaders.get(record.dp_rank, record.tp_rank))
-    kept = [record for record in trace.rounds if record.tp_rank == leaders[record.dp_rank]]
+    kept = _of_first_ranks([(record.dp_rank, record.tp_rank, record) for record in trace.rounds])
     return sorted(kept, key=lambda record: (record.scheduler_step, record.dp_rank, record.index))
 
 
 def copies(trace: Trace) -> list[Event]:
     """What was copied to and from the host, in order, by the first rank of each; before the round that it names."""
-    found = list(trace.named("host"))
-    first: dict[int, int] = {}
-    for event in found:
-        first[event.dp_rank] = min(event.data.get("tp_rank", 0), first.get(event.dp_rank, event.data.get("tp_rank", 0)))
-    own = [event for event in found if event.data.get("tp_rank", 0) == first[event.dp_rank]]
-    return sorted(own, key=lambda event: event.data["round"])
+    told = [(event.dp_rank, event.data.get("tp_rank", 0), event) for event in trace.named("host")]
+    return sorted(_of_first_ranks(told), key=lambda event: event.data["round"])
+
+
+def _of_first_ranks(found: Sequence[tuple[int, int, T]]) -> list[T]:
+    """Of things by DP and TP rank, those of the first TP rank of each DP rank."""
+    first = dict[int, int]()
+    for dp_rank, tp_rank, _ in found:
+        first[dp_rank] = min(tp_rank, first.get(dp_rank, tp_rank))
+    return [one for dp_rank, tp_rank, one in found if tp_rank == first[dp_rank]]
 
 
 def parts_of(trace: Trace) -> dict[tuple[str, int], list[Part]]:

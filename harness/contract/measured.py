@@ -142,7 +142,7 @@ def logit_noise(reference: Trace | None, budget: Budget) -> LogitNoise:
         errors = own[rows, 0].astype(np.float64)
         if not np.isfinite(errors).any():
             continue
-        scale = np.asarray([float(np.abs(logits[row]).max()) for row in rows.tolist()])
+        scale = logits.greatest(rows)
         noise = pooled(errors, luck=LOGIT_LUCK, floor=budget.rounding * float(np.median(scale)) / 2, tests=count)
         found.expected[rows] = np.fmax(noise.expected(errors), budget.rounding * scale)
         found.limit[rows] = np.fmax(noise.allowed(errors), ALLOWANCE * budget.rounding * scale)
@@ -159,7 +159,7 @@ def target_scales(reference: Trace | None, noise: LogitNoise) -> dict[str, tuple
     logits, rids = reference.rows.lists["top_logits"], reference.rows.strings["rid"]
     of_target = np.isin(reference.rows.strings["phase"].astype(str), TARGET)
     rows = np.flatnonzero(of_target & (logits.lengths > 0))
-    scales = [float(np.abs(logits[row]).max()) for row in rows.tolist()]
+    scales = logits.greatest(rows).tolist()
     found = dict[str, tuple[float, float]]()
     for rid, scale, most in zip(rids[rows].tolist(), scales, noise.expected[rows].tolist(), strict=True):
         before = found.get(rid, (0.0, float("nan")))

@@ -196,7 +196,7 @@ def _judge_block(engine: Floats, truth: Floats, own: Floats, noise: Noise, profi
     worst = weighted[each, column] if width else np.zeros(len(scale))
     with np.errstate(invalid="ignore", divide="ignore"):
         most = limit * np.fmin(noise.greatest(width), np.where(size > 0, worst / size, np.inf))  # of weighted errors
-        relative = np.where(width, error.max(axis=1, initial=0.0), 0.0) / np.maximum(_greatest(truth), _TINY)
+        relative = np.where(width, error.max(axis=1, initial=0.0), 0.0) / np.maximum(greatest_of(truth), _TINY)
     weight = weights[each, column] if width else np.ones(len(scale))
     return RowErrors(
         passed=worst <= most,
@@ -272,7 +272,7 @@ def errors(values: Floats, truth: Floats) -> Wide:
     return np.where(np.isfinite(wide) & np.isfinite(truth), error, np.inf)
 
 
-def _greatest(values: Floats) -> Wide:
+def greatest_of(values: Floats) -> Wide:
     """Greatest |value| of each row [m]; 0 for rows without columns."""
     greatest: Wide = np.abs(values).max(axis=1, initial=0.0).astype(np.float64)
     return greatest

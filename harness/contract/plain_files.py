@@ -6,10 +6,12 @@ files are followed. It must not know what the files hold.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 #: What else there is, by `stat`'s word for it.
@@ -36,15 +38,24 @@ def content(path: Path) -> bytes:
 
 
 def replace(path: Path, content: bytes, *, sync: bool = False) -> None:
-    """Write it beside and move it into place: a reader sees the whole file or none. sync: on the disk before its name
-    is, so that it survives a power cut."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with draft.open("wb") as file:
+    """The file with this content. sync: on the disk before its name is, so that it survives a power cut."""
+    with whole(path) as draft, draft.open("wb") as file:
         file.write(content)
         if sync:
             file.flush()
             os.fsync(file.fileno())
-    os.replace(draft, path)
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Where to write what is then moved into place: a reader sees the whole file or none, and no part of it stays."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        yield draft
+        os.replace(draft, path)
+    except BaseException:  # a full disk, or Ctrl-C
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def sha256(path: Path) -> str:

@@ -13,9 +13,6 @@ import numpy as np
 
 from harness.contract.types import Key
 
-#: How many of the largest logits a row keeps (fewer if the vocabulary is smaller).
-TOP_LOGITS = 16
-
 #: Integer columns: name -> meaning. -1 is "does not apply", never "zero".
 INT_COLUMNS: dict[str, str] = {
     "dp_rank": "data-parallel rank",
@@ -73,6 +70,10 @@ class Ragged:
         width = int(self.lengths[rows[0]]) if len(rows) else 0
         found: np.ndarray = self.values[self.offsets[rows][:, None] + np.arange(width)]
         return found
+
+    def greatest(self, rows: Sequence[int] | np.ndarray) -> np.ndarray:
+        """float64 [m]: the greatest |value| of each of these rows [m], 0 of an empty one."""
+        return np.asarray([np.abs(self[row]).max(initial=0.0) for row in rows], dtype=np.float64)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

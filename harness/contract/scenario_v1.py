@@ -13,6 +13,7 @@ from harness.contract.json_files import BadDocument, Spelling
 from harness.contract.requests import RequestSpec
 from harness.contract.usage import nearest
 
+Names = Mapping[str, str]
 SPEC = {"k": "num_steps", "t": "eagle_topk", "n": "num_draft_tokens"}
 ENGINE = {
     "dp": "dp_size",
@@ -44,6 +45,7 @@ FOREIGN = {
 }
 #: kinds of ops
 OPS = {"tick": "step", "fault": "mutant"}
+NAMES = (SPEC, ENGINE, REQUEST, OPS)
 
 
 def upgraded(content: Any) -> Any:
@@ -56,7 +58,7 @@ def upgraded(content: Any) -> Any:
         return content
     if of_first(content):
         _check_once(content)
-        return _renamed(content, SPEC, ENGINE, REQUEST, OPS) | {"schema_version": 2}
+        return _renamed(content, *NAMES) | {"schema_version": 2}
     return content
 
 
@@ -65,9 +67,7 @@ def of_first(content: Any) -> bool:
     if not isinstance(content, Mapping):
         return False
     version = content.get("schema_version")
-    return (type(version) is int and version == 1) or (
-        version is None and _renamed(content, SPEC, ENGINE, REQUEST, OPS) != dict(content)
-    )
+    return (type(version) is int and version == 1) or (version is None and _renamed(content, *NAMES) != dict(content))
 
 
 def spelling(content: Any) -> Spelling:
@@ -92,7 +92,7 @@ def _foreign(path: Sequence[str | int], key: str) -> str:
     return f"; {FOREIGN[near]}" if near in FOREIGN else ""
 
 
-def _names_at(path: Sequence[str | int]) -> Mapping[str, str]:
+def _names_at(path: Sequence[str | int]) -> Names:
     """Version 1's names of the keys of the object at `path`."""
     match tuple(path):
         case ("spec",):
@@ -129,22 +129,16 @@ def _objects(content: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...]
 
 def downgrade(new: Mapping[str, Any]) -> dict[str, Any]:
     """The data of a valid scenario in the old names, without `schema_version`."""
-    old = _renamed(new, *({value: key for key, value in names.items()} for names in (SPEC, ENGINE, REQUEST, OPS)))
+    old = _renamed(new, *({value: key for key, value in names.items()} for names in NAMES))
     old.pop("schema_version", None)
     return old
 
 
-def _renamed(
-    data: Mapping[str, Any],
-    spec: Mapping[str, str],
-    engine: Mapping[str, str],
-    request: Mapping[str, str],
-    ops: Mapping[str, str],
-) -> dict[str, Any]:
+def _renamed(data: Mapping[str, Any], spec: Names, engine: Names, request: Names, ops: Names) -> dict[str, Any]:
     made = dict(data)
     for part, names in (("spec", spec), ("engine", engine)):
-        if isinstance(made.get(part), Mapping):
-            made[part] = {names.get(key, key): value for key, value in made[part].items()}
+        if part in made:
+            made[part] = _keys(made[part], names)
     if isinstance(made.get("requests"), (list, tuple)):
         made["requests"] = [_keys(one, request) for one in made["requests"]]
     if isinstance(made.get("script"), (list, tuple)):
@@ -152,11 +146,11 @@ def _renamed(
     return made
 
 
-def _keys(one: Any, names: Mapping[str, str]) -> Any:
+def _keys(one: Any, names: Names) -> Any:
     return {names.get(key, key): value for key, value in one.items()} if isinstance(one, Mapping) else one
 
 
-def _kind(op: Any, names: Mapping[str, str]) -> Any:
+def _kind(op: Any, names: Names) -> Any:
     if not isinstance(op, Mapping) or not isinstance(op.get("kind"), str):
         return op
     return {**op, "kind": names.get(op["kind"], op["kind"])}

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.contract.types import Phase
+
+
+def alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many leading tokens two texts have in common."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def text_identical(engine: Trace, reference: Trace, scenario: Scenario) -> bool | None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.contract.noise import DEEP, TIE_MULTIPLE, Floats, Ints, RowErrors, Wide, errors
+from harness.contract.noise import DEEP, TIE_MULTIPLE, Floats, Ints, RowErrors, Wide, errors, greatest_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +123,12 @@ def judge_rows(
     or infinity on either side fails, also where both have it.
     """
     error = errors(engine, truth.astype(np.float64))
-    size = _row_max(np.abs(truth.astype(np.float64))) if scale is None else scale
+    size = greatest_of(truth) if scale is None else scale
     limit = budget.relative * size + budget.floor
     if allowed is not None:
         limit = np.where(np.isnan(allowed), limit, allowed)
     limit = np.where(np.isfinite(limit), limit, 0.0)
-    greatest = _row_max(error)
+    greatest = greatest_of(error)
     with np.errstate(invalid="ignore"):
         greatest_rel = greatest / np.maximum(size, np.finfo(np.float64).tiny)
     return RowErrors(
@@ -140,12 +140,6 @@ def judge_rows(
         limit=limit,
         comparable=np.ones(len(error), dtype=np.bool_),
     )
-
-
-def _row_max(values: Wide) -> Wide:
-    """Greatest value of each row [m]; 0 for rows without columns."""
-    greatest: Wide = values.max(axis=1, initial=0.0)
-    return greatest
 
 
 def tie_limit(*, scale: float, budget: Budget, noise: float = float("nan")) -> float:

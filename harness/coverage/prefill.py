@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from harness.contract.batches import Part, leading_rounds, parts_of
 from harness.contract.scenario import Scenario
+from harness.contract.texts import alike
 from harness.contract.trace import RoundRecord, Trace
 from harness.coverage.points import Place, Where, chunks_of, coverage_point, neighbours, parts_of_request
 
@@ -124,18 +125,9 @@ def _branches(scenario: Scenario, trace: Trace) -> Iterator[tuple[Part, int]]:
             for rid, scheduler_step in began.items()
             if scheduler_step < first.record.scheduler_step
         ]
-        other = max(earlier, key=lambda prompt: _shared(own, prompt), default=())
-        if _shared(own, other) < min(len(own), len(other)):
-            yield first, _shared(own, other)
-
-
-def _shared(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    length = 0
-    for one, other in zip(left, right, strict=False):
-        if one != other:
-            break
-        length += 1
-    return length
+        other = max(earlier, key=lambda prompt: alike(own, prompt), default=())
+        if alike(own, other) < min(len(own), len(other)):
+            yield first, alike(own, other)
 
 
 def _beside_border(scenario: Scenario, trace: Trace, *, offset: int) -> Iterator[Place]:

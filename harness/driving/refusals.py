@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
 
@@ -71,9 +72,16 @@ def check_possible(
 
     files: where the user wrote each of them, as for `called`.
     """
+    if why := first_refusal(scenarios, files, partial(refusal, version=version, device=device)):
+        raise UsageError(why)
+
+
+def first_refusal(scenarios: Sequence[Scenario], files: Sequence[Path | None], of: Callable[[Scenario], str]) -> str:
+    """What is said `of` the first scenario of which anything is; else empty."""
     for scenario, file in zip_longest(scenarios, files[: len(scenarios)]):
-        if why := refusal(scenario, version=version, device=device):
-            raise UsageError(f"{called(scenario, file)}: {why}")
+        if why := of(scenario):
+            return f"{called(scenario, file)}: {why}"
+    return ""
 
 
 def called(scenario: Scenario, file: Path | None) -> str:

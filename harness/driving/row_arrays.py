@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from harness.both_sides.projections import TOP_LOGITS
 from harness.both_sides.wire import Arrays
-from harness.contract.rows import TOP_LOGITS
 
 
 class Misfit(ValueError):

@@ -34,8 +34,7 @@ def write(path: Path, manifest: Manifest, archives: Path, *, limit: int = 0) -> 
         manifest = _cut(manifest, archives, path.name, limit=limit)
     text = manifest.to_json().encode()
     for number, name in enumerate(manifest.files or (path.name,)):
-        partial = path.with_name(f"{name}.partial")
-        with tarfile.open(partial, "w") as bundle:
+        with plain_files.whole(path.with_name(name)) as draft, tarfile.open(draft, "w") as bundle:
             which = f"-{number}" if manifest.files else ""
             title = f"manifest-{hashlib.sha256(text).hexdigest()}{which}.json"
             bundle.addfile(plain_member(title, size=len(text)), io.BytesIO(text))
@@ -47,7 +46,6 @@ def write(path: Path, manifest: Manifest, archives: Path, *, limit: int = 0) -> 
                             source.seek(at)
                             bundle.addfile(plain_member(piece.member, size=piece.size), source)
                     at += piece.size
-        partial.replace(path.with_name(name))
     return manifest
 
 

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from harness.archive.store import WriteError
+from harness.archive.faults import WriteError
 from harness.both_sides.leases import Request
 from harness.contract.types import Outcome
 from harness.driving.adapt import NOTHING, Wanted

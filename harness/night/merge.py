@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.archive.faults import StoreError
 from harness.archive.run_folders import REPRODUCERS
-from harness.archive.store import StoreError
 from harness.contract import plain_files
 from harness.contract.words import counted
 from harness.night.records import CellResult, Night, NightPlan, unaccounted

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from harness.archive.disk import FULL
-from harness.archive.store import WriteError
+from harness.archive.faults import FULL, WriteError
 from harness.checks.describe import describe
 from harness.checks.ends import lost_by
 from harness.checks.findings import Finding, by_signature, root_signatures

@@ -17,8 +17,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from harness.archive import run_folders
-from harness.archive.disk import readable_errors
-from harness.archive.store import StoreError
+from harness.archive.faults import StoreError, readable_errors
 from harness.contract import plain_files
 from harness.contract.json_files import BadDocument, parsed, validated
 from harness.night.records import SCHEMA, CellResult, Night, NightPlan

@@ -33,7 +33,6 @@ from harness.driving.results import ScenarioResult
 from harness.engines.launch import CORES, dtype_on
 from harness.engines.process import Launch
 from harness.search import vendored
-from harness.search.reachable import PREFIX, reachable
 from reports.blame import as_served, flags
 from reports.blame import where as where_made
 from reports.findings import around_of, roots_of
@@ -288,7 +287,7 @@ def _sources(recipe: recipes.Recipe, rows: Sequence[Mapping[str, Any]], *, moved
     if recipe.name in pairs.PERTURBED:
         roots.append(("perturbed", "perturbed"))
     needed = {one.__name__: one for module, _ in roots for one in _needs(importlib.import_module(f"cases.{module}"))}
-    modules = reachable({_short(one): _alone(one) for one in needed.values()}, roots)
+    modules = vendored.reachable({_short(one): _alone(one) for one in needed.values()}, roots)
     modules = {"stub_packages": vendored.stub_packages()} | modules
     if patches := [patch for row in rows for patch in row["patches"]]:
         modules |= vendored.cpu_modules(patches)
@@ -338,4 +337,4 @@ def _alone(module: ModuleType) -> str:
 
 
 def _imported(name: str) -> str:
-    return f"import {PREFIX}{name} as {name}"
+    return f"import {vendored.PREFIX}{name} as {name}"

@@ -14,7 +14,7 @@ from harness.contract.scenario import Scenario
 from harness.driving.live import LiveEngines
 from harness.driving.plan import Plan
 from harness.driving.results import RunResult, ScenarioResult
-from harness.search.shrink import Budget, Shrunk, shrink, size
+from harness.search.shrink import Budget, shrink, size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +24,6 @@ class Failure:
     signature: str
     scenarios: int
     smallest: Scenario
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Small:
-    """A failure, the smallest scenario that shows it, and the folder of its reproducer."""
-
-    found: Failure
-    shrunk: Shrunk
-    folder: Path
 
 
 def failures(results: Sequence[ScenarioResult]) -> list[Failure]:
@@ -51,8 +42,8 @@ def failures(results: Sequence[ScenarioResult]) -> list[Failure]:
 
 def reproducers(
     plan: Plan, result: RunResult, *, budget: Budget, started: Callable[[Failure], None]
-) -> Iterator[Small]:
-    """Each failure's smallest scenario within the budget, driven once more and kept in the run's folder."""
+) -> Iterator[tuple[Failure, Scenario, Path]]:
+    """Each failure, the smallest scenario found in the budget that shows it, driven once more, and where it is kept."""
     engines = LiveEngines(
         environment=lambda _version: plan.env,
         default=plan.env.version,
@@ -71,8 +62,8 @@ def reproducers(
     try:
         for found in failures(result.results):
             started(found)
-            shrunk = shrink(found.smallest, fails, found.signature, budget=budget)
-            outcome = engines(shrunk.scenario, revert=plan.setup.revert, fresh=True)
-            yield Small(found=found, shrunk=shrunk, folder=outcome.save_reproducer(result.folder))
+            small = shrink(found.smallest, fails, found.signature, budget=budget).scenario
+            outcome = engines(small, revert=plan.setup.revert, fresh=True)
+            yield found, small, outcome.save_reproducer(result.folder)
     finally:
         engines.close()

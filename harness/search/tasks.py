@@ -41,6 +41,11 @@ class Place:
         every = adapted(scenarios, self.wanted, device=self.device)
         return [one for one in every if not refusal(one, version=self.release, device=self.device)]
 
+    def refusals(self, scenarios: Iterable[Scenario]) -> list[str]:
+        """Why each of those that do not run there does not."""
+        every = adapted(scenarios, self.wanted, device=self.device)
+        return [why for one in every if (why := refusal(one, version=self.release, device=self.device))]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:

@@ -40,7 +40,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.abc
-import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
@@ -85,7 +84,7 @@ GIVEN = json.loads(r"""
 """)
 REQUESTS = GIVEN["requests"]
 
-SOURCES: dict[str, str] = {}  # modules that this file brings along, at its end: the checkpoint's weights first
+SOURCES: dict[str, str] = {}  # modules that this file brings along, at its end
 
 
 def load(name: str) -> Any:
@@ -118,37 +117,6 @@ def make_checkpoint(folder: Path) -> None:
 # --- In SGLang's processes: what a CPU needs, the order of the requests, and what is watched --------------------------
 
 AFTER: dict[str, list[Callable[[types.ModuleType], None]]] = {}  # module -> what is done once it is imported
-STUBS = ("sgl_kernel", "vllm", "torchvision", "datasets")  # imported at module level, never used on this path
-
-
-class _AnyMeta(type):
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return cls
-
-
-class _Anything(metaclass=_AnyMeta):
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        pass
-
-
-class _Stub(importlib.abc.Loader):
-    def create_module(self, spec: Any) -> None:
-        return None
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        def missing(name: str) -> Any:
-            if name.startswith("__"):
-                raise AttributeError(name)
-            return _Anything
-
-        module.__version__, module.__getattr__ = "99.0", missing
-
-
-class _Stubs(importlib.abc.MetaPathFinder):
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        return importlib.machinery.ModuleSpec(name, _Stub(), is_package=True) if name.split(".")[0] in STUBS else None
 
 
 class _After(importlib.abc.MetaPathFinder):
@@ -299,13 +267,15 @@ def install() -> None:
             worker = tuple(GIVEN["worker"])
             register = lambda module: load("plugin_algorithm").register(module, kind=GIVEN["plugin"], worker=worker)
             AFTER["sglang.srt.speculative.spec_info"] = [register]
-    sys.meta_path.insert(0, _After())
     if GIVEN["device"] == "cpu":
-        sys.meta_path.append(_Stubs())
+        sys.meta_path.insert(0, stubs())
+    sys.meta_path.insert(0, _After())
 
 
-if "REPRO" in os.environ:
-    install()
+def stubs() -> Any:
+    """What SGLang imports and does not use here, where it is not there or cannot be loaded."""
+    found = load("stub_packages")
+    return found.StubFinder(lambda *_: None, (*found.STUB_PACKAGES, "datasets"))
 
 
 def fork_children() -> None:
@@ -500,6 +470,92 @@ def main() -> int:
 
 # --- What this file brings along: the weights are seeded, and the same bytes everywhere -------------------------------
 
+SOURCES['stub_packages'] = r'''
+"""Stubs for packages that SGLang imports and never uses on a CPU, and that are not there or cannot be loaded."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+#: Importable but never used on this path; SGLang imports them at module level.
+STUB_PACKAGES = ("torchvision", "vllm", "sgl_kernel")
+
+
+class _AnyMeta(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+
+class _Anything(metaclass=_AnyMeta):
+    """A name that can be imported, subclassed and constructed (SGLang does so at import time) and does nothing."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        pass
+
+
+class _StubLoader(importlib.abc.Loader):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__version__ = "99.0"  # type: ignore[attr-defined]
+
+        def missing(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return _Anything
+
+        module.__getattr__ = missing  # type: ignore[method-assign]
+
+
+class StubFinder(importlib.abc.MetaPathFinder):
+    """A stub for each of `packages` that is not there, or that this machine cannot load.
+
+    `sgl_kernel` of an index or a bundle wants CUDA's libraries. A real package that loads always wins.
+    """
+
+    def __init__(self, note: Callable[[str, str], None], packages: Sequence[str]) -> None:
+        self._note = note
+        self._packages = packages
+        self._unloadable: set[str] = set()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        package = name.split(".")[0]
+        if package not in self._packages:
+            return None
+        real = None if package in self._unloadable else importlib.machinery.PathFinder.find_spec(name, path, target)
+        if real is None or real.loader is None:
+            return importlib.machinery.ModuleSpec(name, _StubLoader(), is_package=True)
+        if name == package:
+            self._watch(real.loader, package)
+        return real
+
+    def _watch(self, loader: Any, package: str) -> None:
+        """Where executing the package fails, it becomes the stub, and so does what it holds."""
+        execute = loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            try:
+                execute(module)
+            except (ImportError, OSError) as error:
+                self._unloadable.add(package)
+                for name in [one for one in sys.modules if one.startswith(f"{package}.")]:
+                    del sys.modules[name]
+                _StubLoader().exec_module(module)
+                lines = [line for line in str(error).splitlines() if line.strip()]
+                self._note(package, f"cannot be loaded on this machine: {''.join(lines[:1])}")
+
+        loader.exec_module = exec_module
+'''
 SOURCES['recipes'] = r'''
 """What decides the bytes of a tiny pair, and the numbers it is made from. Pure data; it must not write files."""
 
@@ -826,6 +882,9 @@ def patch(module: Any, what: str, argument: str) -> None:
     if what not in KERNELS:
         getattr(Cpu(), f"_patch_{what}")(module, argument)
 '''
+
+if "REPRO" in os.environ:
+    install()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Where to add a mutant:
 
 1. An entry in `both_sides/mutants.toml`: its name, what it does, the site and phases where it acts, its act, what the
    checks must report. Often that is all, because the act it needs is there already.
-2. Its act, if none fits: a line of `acts_said` where one expression says what becomes of one value, else a small
+2. Its act, if none fits: a line of `acts_expressions` where one expression says what becomes of one value, else a small
    function with `@act` that takes the values of a site and returns those it changes. In `acts_inputs` for what goes
    into a forward or is chosen from it, in `acts_cache` for what its attention reads and for copies to and from the
    host, in `acts_verify` for tree, mask, walk and sampling, in `acts_requests` for the pool, the batch, idle ranks and

@@ -17,7 +17,7 @@ from ...both_sides.mutants import MUTANTS, Mutant
 from ..hooks import Original, around
 from ..probes.probe import Probe
 from ..probes.recorder import plain_rid
-from . import acts_cache, acts_inputs, acts_requests, acts_said, acts_verify  # noqa: F401  (importing makes them known)
+from . import acts_cache, acts_expressions, acts_inputs, acts_requests, acts_verify  # noqa: F401  (importing makes them known)
 from .graphs import GraphMutants
 from .registry import ACTS, FORWARD_ACTS, Context, Share, Values
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ...both_sides.mutants import MUTANTS, Mutant
-from . import acts_inputs, acts_said  # noqa: F401  (importing makes their acts known)
+from . import acts_expressions, acts_inputs  # noqa: F401  (importing makes their acts known)
 from .registry import ACTS, Context, Share, Values, inputs_of, mapped, replaced
 
 #: Forward phases that run inside graphs.

@@ -26,17 +26,6 @@ TRIVIAL_VERIFY = "_build_trivial_verify_input"
 SAMPLED_WALKS = ("tree_speculative_sampling_target_only", "chain_speculative_sampling_triton")
 #: Where releases from 0.5.15 to 0.5.22 or so look them up at each call, instead of importing them by name.
 WALKS_AT_CALL = ("sgl_kernel", "sglang.kernels.ops.speculative.reject_sampling")
-
-
-def sampled_walks(release: Release) -> list[tuple[types.ModuleType, str]]:
-    """(module, name) of every place from which a verify may take what walks by uniforms."""
-    places = [sys.modules[release.greedy]]
-    for name in WALKS_AT_CALL:
-        with suppress(ImportError):  # not in this release, or only a stub on a CPU
-            places.append(importlib.import_module(name))
-    return [(place, walk) for place in places for walk in SAMPLED_WALKS if vars(place).get(walk) is not None]
-
-
 #: The module of what a batch samples by.
 SAMPLING = "sglang.srt.sampling.sampling_batch_info"
 #: What copies the unfinished last page of a prefix to where branches begin; only with pages and topk > 1.
@@ -49,6 +38,15 @@ EXTEND_LENS = ("extend_lens", "extend_seq_lens")
 ACCEPTED_DRAFTS = ("num_accepted_drafts_per_req_cpu", "num_correct_drafts_per_req_cpu")
 ACCEPTED_INDICES = ("accepted_indices", "accept_indices")
 ACCEPTED_TOKENS = ("verified_id", "accept_tokens")
+
+
+def sampled_walks(release: Release) -> list[tuple[types.ModuleType, str]]:
+    """(module, name) of every place from which a verify may take what walks by uniforms."""
+    places = [sys.modules[release.greedy]]
+    for name in WALKS_AT_CALL:
+        with suppress(ImportError):  # not in this release, or only a stub on a CPU
+            places.append(importlib.import_module(name))
+    return [(place, walk) for place in places for walk in SAMPLED_WALKS if vars(place).get(walk) is not None]
 
 
 def first_of(owner: Any, names: tuple[str, ...]) -> Any:

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from ...both_sides import wire
+from ...both_sides.projections import TOP_LOGITS
 from ...both_sides.wire import Arrays, Field
-
-TOP_LOGITS = 16  # same number as harness.contract.rows.TOP_LOGITS; this side must not import it
 
 #: What is to be copied, by name; None where there is nothing.
 Tensors = dict[str, torch.Tensor | None]

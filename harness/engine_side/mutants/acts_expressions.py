@@ -29,7 +29,7 @@ def _numbers(ids: torch.Tensor) -> torch.Tensor:
 
 
 #: Act -> the name of the value, none for that of the mutant's `field`, and what becomes of it.
-SAID: dict[str, tuple[str, Change]] = {
+EXPRESSIONS: dict[str, tuple[str, Change]] = {
     "next_page": ("", lambda context, value: value + context.page),
     "moved": ("", lambda context, value: value + int(context.args["by"])),
     "coarse": ("", lambda _, value: value.to(torch.bfloat16)),
@@ -75,4 +75,4 @@ def _act(name: str, change: Change) -> Act:
     return act
 
 
-ACTS.update({act: _act(name, change) for act, (name, change) in SAID.items()})
+ACTS.update({act: _act(name, change) for act, (name, change) in EXPRESSIONS.items()})

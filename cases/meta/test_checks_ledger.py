@@ -1,4 +1,4 @@
-"""Slots, forwards, pools, walks, finishes, without a reference: sound traces pass, broken ones fail."""
+"""What ranks come to: leaks, crashes, hangs, forwards in lockstep and idle ranks. Without a reference."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -7,103 +7,11 @@ import pytest
 import torch
 
 from cases.meta import handmade
-from cases.meta.judged import roots, with_round
-from harness.checks import CHECKS, judge
-from harness.checks.evidence import gather
-from harness.checks.registry import run_check
+from cases.meta.judged import roots
+from harness.checks import judge
 from harness.contract.trace import Event
 from harness.contract.types import Kind, Outcome
 from harness.engine_side.host.scheduler_state import pool_level
-
-
-@pytest.fixture
-def made():
-    scenario = handmade.scenario()
-    engine, _ = handmade.build(scenario)
-    return scenario, engine
-
-
-# slots
-
-
-def test_slot_of_another_live_request_is_found(made):
-    scenario, engine = made
-    theirs = handmade.find(engine, phase="PREFILL", rid="r0")
-    mine = handmade.find(engine, phase="VERIFY", rid="r1", slot=1)
-    engine.rows.ints["cache_slot"][mine] = engine.rows.ints["cache_slot"][theirs]
-    assert ("CACHE_SLOT", "slots", "VERIFY", "owned-by-another") in roots(scenario, engine)
-
-
-def test_two_requests_of_one_batch_must_not_write_one_slot(made):
-    scenario, engine = made
-    number = next(record.index for record in engine.rounds if record.mode == "DECODE" and len(record.rids) > 1)
-    rows = [handmade.find(engine, phase="DRAFT", round=number, rid=rid) for rid in engine.rounds[number].rids[:2]]
-    engine.rows.ints["cache_slot"][rows[1]] = engine.rows.ints["cache_slot"][rows[0]]
-    assert roots(scenario, engine) == {("CACHE_SLOT", "slots", "DRAFT", "shared-with-another"): 1}
-
-
-def test_request_must_not_overwrite_its_own_committed_rows(made):
-    scenario, engine = made
-    slots = engine.rows.ints["cache_slot"]
-    slots[handmade.find(engine, phase="VERIFY", rid="r0", slot=2)] = slots[
-        handmade.find(engine, phase="PREFILL", rid="r0")
-    ]
-    assert ("CACHE_SLOT", "slots", "VERIFY", "own-slot-again") in roots(scenario, engine)
-
-
-@pytest.mark.parametrize("phase", ["DRAFT_PREFILL", "EXTEND"])
-def test_draft_and_target_write_the_same_slot(made, phase):
-    scenario, engine = made
-    engine.rows.ints["cache_slot"][handmade.find(engine, phase=phase)] = 3000
-    assert ("CACHE_SLOT", "slots", phase, "draft-slot-differs") in roots(scenario, engine)
-
-
-@pytest.mark.parametrize(("page", "found"), [(1, 0), (4, 1)])
-def test_a_position_lies_at_its_place_in_a_page(made, page, found):
-    scenario, engine = made
-    settings = scenario.engine.model_copy(update={"page_size": page})
-    paged = scenario.model_copy(update={"engine": settings})
-    ints, strings = engine.rows.ints, engine.rows.strings
-    slots = ints["cache_slot"]
-    for index, slot in enumerate(slots):  # as if each request had whole pages in their order
-        step = int(ints["step"][index]) if strings["phase"][index] == "DRAFT" else 0
-        if slot >= 0:
-            slots[index] = 400 * int(strings["rid"][index][1:]) + ints["committed"][index] + ints["slot"][index] + step
-    assert roots(paged, engine) == {}
-    for phase in ("PREFILL", "DRAFT_PREFILL"):
-        slots[handmade.find(engine, phase=phase, rid="r0", slot=2)] += 1001
-    assert sum(hint == "out-of-page" for *_, hint in roots(paged, engine)) == found
-
-
-def test_slot_of_a_request_that_has_left_may_be_used_again(made):
-    scenario, engine = made
-    last_of = {rid: record.index for record in engine.rounds for rid in record.rids}
-    left = min(last_of, key=lambda rid: last_of[rid])
-    stays, start = engine.rounds[-1].rids[0], engine.rounds[-1].starts[0]
-    assert last_of[left] < engine.rounds[-1].index
-    theirs = handmade.find(engine, phase="PREFILL", rid=left)
-    for phase in ("VERIFY", "EXTEND", "DRAFT"):
-        mine = handmade.find(engine, phase=phase, rid=stays, committed=start)
-        engine.rows.ints["cache_slot"][mine] = engine.rows.ints["cache_slot"][theirs]
-    assert roots(scenario, engine) == {}
-
-
-@pytest.mark.parametrize("cache", [True, False])
-def test_shared_text_may_be_given_back_early_only_with_a_prefix_cache(made, cache):
-    scenario, _ = made
-    text = {"input_ids": scenario.requests[0].input_ids}
-    settings = scenario.engine.model_copy(update={"radix_cache": cache})
-    twins = tuple(request.model_copy(update=text) for request in scenario.requests)
-    given = scenario.model_copy(update={"requests": twins, "engine": settings})
-    engine, _ = handmade.build(given)
-    theirs = handmade.find(engine, phase="PREFILL", rid="r0", slot=1)
-    for phase in ("PREFILL", "DRAFT_PREFILL"):  # r2 writes where r0 wrote the same text
-        mine = handmade.find(engine, phase=phase, rid="r2", nth=1)
-        engine.rows.ints["cache_slot"][mine] = engine.rows.ints["cache_slot"][theirs]
-    assert bool(roots(given, engine)) is not cache
-
-
-# ledger
 
 
 @pytest.mark.parametrize(
@@ -111,8 +19,8 @@ def test_shared_text_may_be_given_back_early_only_with_a_prefix_cache(made, cach
     [(-3, 0, "lost"), (3, 0, "freed-twice"), (-5, 5, None)],
     ids=["lost", "freed twice", "kept by the prefix cache"],
 )
-def test_leak_and_double_free_are_found(made, free, evictable, hint):
-    scenario, engine = made
+def test_leak_and_double_free_are_found(sound, free, evictable, hint):
+    scenario, engine = sound
     end = engine.events[-1]
     end = replace(end, data=end.data | {"free": end.data["free"] + free, "evictable": evictable})
     found = roots(scenario, replace(engine, events=(*engine.events[:-1], end)))
@@ -120,8 +28,8 @@ def test_leak_and_double_free_are_found(made, free, evictable, hint):
 
 
 @pytest.mark.parametrize(("free", "hint"), [(0, "instead-freed-twice"), (-2, "lost"), (2, "freed-twice")])
-def test_slots_that_are_free_twice_do_not_stand_for_others_that_are_lost(made, free, hint):
-    scenario, engine = made
+def test_slots_that_are_free_twice_do_not_stand_for_others_that_are_lost(sound, free, hint):
+    scenario, engine = sound
     end = replace(engine.events[-1], data=engine.events[-1].data | {"twice": 2})
     end.data["free"] += free
     found = roots(scenario, replace(engine, events=(*engine.events[:-1], end)))
@@ -154,8 +62,8 @@ def test_the_engine_says_how_many_free_slots_its_lists_name_again_or_its_cache_h
         ("pool memory leak detected! [full] total=9, available=9\n[swa] total=9, available=7", 7, "lost"),
     ],
 )
-def test_a_leak_that_sglang_itself_ends_for_is_one_in_its_words(made, words, held, hint):
-    scenario, engine = made
+def test_a_leak_that_sglang_itself_ends_for_is_one_in_its_words(sound, words, held, hint):
+    scenario, engine = sound
     data = {
         "site": "common.py:raise_error_or_warn:5066",
         "error": f"ValueError: {words}",
@@ -170,15 +78,15 @@ def test_a_leak_that_sglang_itself_ends_for_is_one_in_its_words(made, words, hel
     assert end.cause == leak.signature
 
 
-def test_without_pool_levels_a_leak_could_not_show(made):
-    scenario, engine = made
+def test_without_pool_levels_a_leak_could_not_show(sound):
+    scenario, engine = sound
     verdict, _ = judge(scenario, replace(engine, events=()), None)
     assert verdict.outcome is Outcome.UNKNOWN
     assert any("leak could not show" in reason for reason in verdict.reasons)
 
 
-def test_crash_is_the_root_and_rows_it_cut_off_follow_from_it(made):
-    scenario, engine = made
+def test_crash_is_the_root_and_rows_it_cut_off_follow_from_it(sound):
+    scenario, engine = sound
     last = engine.rounds[-1]
     extends = (engine.rows.strings["phase"] == "EXTEND") & (engine.rows.ints["round"] == last.index)
     data = {"site": "triton_backend:init_forward_metadata:812", "error": "TypeError: None", "phase": "VERIFY"}
@@ -192,8 +100,8 @@ def test_crash_is_the_root_and_rows_it_cut_off_follow_from_it(made):
     assert crash_found.first
 
 
-def test_hang_is_a_failure(made):
-    scenario, engine = made
+def test_hang_is_a_failure(sound):
+    scenario, engine = sound
     hang = Event(name="hang", scheduler_step=3, data={"phase": "DRAFT", "round": 3})
     assert ("HANG", "ledger", "DRAFT", "") in roots(scenario, replace(engine, events=(*engine.events, hang)))
 
@@ -255,9 +163,9 @@ def test_rank_that_is_absent_from_a_scheduler_step_is_out_of_step(ranks):
 
 @pytest.mark.parametrize(("more", "found"), [(0, False), (1, True)])
 @pytest.mark.parametrize("phase", ["EXTEND", "DRAFT"])
-def test_idle_state_has_the_width_of_busy_ranks(made, phase, more, found):
+def test_idle_state_has_the_width_of_busy_ranks(sound, phase, more, found):
     """The first draft step takes what the draft gave for a prompt."""
-    scenario, engine = made
+    scenario, engine = sound
     width = engine.tensors["hidden_in.EXTEND" if phase == "EXTEND" else "hidden_out.DRAFT_PREFILL"].shape[1] + more
     if phase == "DRAFT":
         engine = replace(engine, tensors={k: rows for k, rows in engine.tensors.items() if k != "hidden_in.DRAFT"})
@@ -300,7 +208,7 @@ def test_idle_rank_agrees_with_the_busy_one_in_one_forward(ranks, idle, found):
 )
 def test_draft_may_be_told_counts_rounded_up_to_the_tp_ranks_of_a_dp_rank(ranks, phase, told, found):
     scenario, both = ranks
-    four = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"tp_size": 4})})
+    four = handmade.set_on(scenario, tp_size=4)
     events = [
         state("busy_state", dp_rank=rank, rows=rows, phase=phase, announced=[told, 2], padding="SUM_LEN")
         for rank, rows in ((0, 5), (1, 2))
@@ -359,112 +267,6 @@ def test_a_hang_names_the_forward_that_a_rank_left_out(ranks):
     assert not any(kind == "LOCKSTEP" for kind, *_ in seen({"DRAFT": 2}, {"DRAFT": 1}))
 
 
-# walk
-
-
-def accept_rows(engine, length):
-    """ACCEPT rows of a share that committed `length` tokens in a round that is not its request's last."""
-    for record in engine.rounds[:-2]:
-        for rid, start, accepted in zip(record.rids, record.starts, record.lens, strict=True):
-            if record.mode == "DECODE" and accepted == length:
-                return [handmade.find(engine, phase="ACCEPT", rid=rid, committed=start, slot=s) for s in range(length)]
-    raise AssertionError(f"no accept length {length}")
-
-
-def test_one_token_too_many_or_too_few_is_found(made):
-    scenario, engine = made
-    more = handmade.with_row_again(engine, accept_rows(engine, 1)[0])
-    more.rows.ints["slot"][-1] = 1
-    assert ("ACCEPT", "walk", "ACCEPT", "too-many") in roots(scenario, more)
-    less = handmade.without_rows(engine, accept_rows(engine, 4)[-1])
-    assert ("ACCEPT", "walk", "ACCEPT", "too-few") in roots(scenario, less)
-
-
-def cut_short(engine):
-    """The engine's trace without the last token of its last walk, and whose walk that is."""
-    last = engine.rounds[-1]
-    rid, start, length = last.rids[0], last.starts[0], last.lens[0]
-    assert length > 1
-    place = {"rid": rid, "committed": start, "slot": length - 1}
-    gone = [handmade.find(engine, phase=phase, **place) for phase in ("ACCEPT", "EXTEND")]
-    cut = handmade.without_rows(engine, *gone)
-    return with_round(cut, -1, lens=(length - 1, *last.lens[1:])), rid, start + length
-
-
-def test_walk_may_be_cut_at_the_limit_though_the_answer_died_with_the_engine(made):
-    """A crash a scheduler step later leaves no RequestEnd; that the request was done is seen from its tokens."""
-    scenario, engine = made
-    cut, rid, known = cut_short(engine)
-    ends = tuple(end for end in cut.ends if end.rid != rid)
-    cut = replace(cut, header={**cut.header, "truncates_at_finish": True}, ends=ends)
-
-    def limited(tokens):
-        limits = {"max_new_tokens": tokens}
-        requests = tuple(one.model_copy(update=limits if one.rid == rid else {}) for one in scenario.requests)
-        asked = scenario.model_copy(update={"requests": requests})
-        return asked, replace(cut, scenario_id=asked.id)
-
-    new = known - len(scenario.request(rid).input_ids)
-    assert roots(*limited(new)) == {}
-    assert ("ACCEPT", "walk", "ACCEPT", "too-few") in roots(*limited(new + 1))
-
-
-def test_walk_may_be_cut_at_the_finish_only_where_the_release_says_so(made):
-    scenario, engine = made
-    cut, _, _ = cut_short(engine)
-    assert ("ACCEPT", "walk", "ACCEPT", "too-few") in roots(scenario, cut)
-    assert roots(scenario, replace(cut, header={**cut.header, "truncates_at_finish": True})) == {}
-
-
-def test_wrong_token_and_wrong_parent_are_found(made):
-    scenario, engine = made
-    engine.rows.ints["parent"][accept_rows(engine, 4)[2]] = 0
-    assert roots(scenario, engine) == {("PARENT", "walk", "ACCEPT", "accept-parent"): 1}
-    engine.rows.ints["input_id"][accept_rows(engine, 4)[1]] += 1
-    assert ("ACCEPT", "walk", "ACCEPT", "wrong-token") in roots(scenario, engine)
-
-
-# finish
-
-
-@pytest.mark.parametrize(
-    ("asked", "reason", "hint"),
-    [
-        ("stop", None, "ran-past-stop"),
-        ("stop", "abort", "aborted-ran-past-stop"),
-        ({"max_new_tokens": 11}, None, "ran-past-length"),
-        ({"max_new_tokens": 11}, "abort", "aborted-ran-past-length"),
-        ({"max_new_tokens": 13}, None, "stopped-early"),
-    ],
-)
-def test_output_that_does_not_end_where_it_was_asked_to_is_found(asked, reason, hint):
-    engine, _ = handmade.build(handmade.scenario(prompts=(5,)))
-    end = engine.ends[0]
-    changes = {"stop_ids": (end.output_ids[3],)} if asked == "stop" else asked
-    other = handmade.scenario(prompts=(5,), **changes)
-    ended = replace(engine, scenario_id=other.id, ends=(replace(end, reason=reason or end.reason),))
-    assert ("TOKEN", "finish", "ACCEPT", hint) in roots(other, ended)
-
-
-def test_full_context_window_excuses_a_short_output():
-    engine, _ = handmade.build(handmade.scenario(prompts=(5,)))
-    other = handmade.scenario(prompts=(5,), max_new_tokens=40)
-    header = {**engine.header, "context_length": 18}
-    assert roots(other, replace(engine, scenario_id=other.id, header=header)) == {}
-
-
-@pytest.mark.parametrize(("pool", "early"), [(19, False), (20, True)])
-def test_a_request_that_outgrows_the_pool_comes_as_far_as_sglang_cut_it_to(pool, early):
-    """Its 5 tokens and the 12 that it writes, and two that are kept back."""
-    engine, _ = handmade.build(handmade.scenario(prompts=(5,)))
-    other = handmade.scenario(prompts=(5,), max_new_tokens=40)
-    request = other.requests[0].model_copy(update={"expect": "exhaustion"})
-    config = other.engine.model_copy(update={"max_total_tokens": pool})
-    other = other.model_copy(update={"requests": (request,), "engine": config})
-    found = roots(other, replace(engine, scenario_id=other.id))
-    assert (("TOKEN", "finish", "ACCEPT", "stopped-early") in found) is early
-
-
 SGLANG = '  File "/env/sglang/srt/layers/attention/triton_backend.py", line 1, in forward_decode\n    f()\n'
 OURS = '  File "/x/replacement_kernels/cpu_attention.py", line 60, in decode_attention_fwd\n    assert padded\n'
 OTHER = '  File "/x/torch/nn/functional.py", line 60, in linear\n    g()\n'
@@ -473,8 +275,8 @@ OTHER = '  File "/x/torch/nn/functional.py", line 60, in linear\n    g()\n'
 @pytest.mark.parametrize(
     ("frames", "said"), [(SGLANG + OURS, True), (SGLANG, False), (OURS + SGLANG, False), (SGLANG + OTHER, False)]
 )
-def test_a_crash_that_our_replacement_kernel_raised_says_so_and_keeps_its_signature(made, frames, said):
-    scenario, engine = made
+def test_a_crash_that_our_replacement_kernel_raised_says_so_and_keeps_its_signature(sound, frames, said):
+    scenario, engine = sound
     site = "srt/layers/attention/triton_backend.py:forward_decode"
     data = {"site": site, "error": "AssertionError: x", "phase": "DRAFT", "round": 1, "trace": f"Traceback:\n{frames}x"}
     crash = Event(name="crash", scheduler_step=engine.rounds[-1].scheduler_step, data=data)
@@ -484,8 +286,8 @@ def test_a_crash_that_our_replacement_kernel_raised_says_so_and_keeps_its_signat
     assert ("cpu_attention.decode_attention_fwd" in found.observed) is said
 
 
-def test_what_our_replacement_kernel_does_not_do_is_unknown_and_no_crash_of_sglangs(made):
-    scenario, engine = made
+def test_what_our_replacement_kernel_does_not_do_is_unknown_and_no_crash_of_sglangs(sound):
+    scenario, engine = sound
     data = {"site": "srt/a.py:f", "error": "NotImplementedError: it does not implement logit_cap=30", "phase": "DRAFT"}
     for frames, outcome in ((SGLANG + OURS, "UNKNOWN"), (SGLANG, "FAIL")):
         told = data | {"round": 1, "trace": f"Traceback:\n{frames}x"}
@@ -495,8 +297,8 @@ def test_what_our_replacement_kernel_does_not_do_is_unknown_and_no_crash_of_sgla
         assert any("logit_cap=30" in why for why in verdict.reasons) is (outcome == "UNKNOWN")
 
 
-def test_a_crash_names_the_requests_of_its_batch_and_what_else_than_tokens_they_ask_for(made):
-    scenario, engine = made
+def test_a_crash_names_the_requests_of_its_batch_and_what_else_than_tokens_they_ask_for(sound):
+    scenario, engine = sound
     odd = scenario.requests[0].model_copy(update={"temperature": 1.0, "logit_bias": {"7": 100.0}})
     scenario = scenario.model_copy(update={"requests": (odd, *scenario.requests[1:])})
     data = {"site": "srt/sampler.py:sample", "error": "RuntimeError: x", "phase": "PREFILL", "round": 1}
@@ -507,22 +309,3 @@ def test_a_crash_names_the_requests_of_its_batch_and_what_else_than_tokens_they_
     assert found.signature == "CRASH:ledger:PREFILL:srt/sampler.py:sample"
     batch = f"{odd.rid} (temperature, logit_bias), {', '.join(others[:7])} and 2 more"
     assert found.observed == f"RuntimeError: x; the last batch was of {batch}"
-
-
-@pytest.mark.parametrize(("drawn", "equal", "found"), [(True, True, False), (True, False, True), (False, True, True)])
-def test_equal_logits_are_a_tie_only_where_uniforms_decide_the_batch(made, drawn, equal, found):
-    scenario, engine = made
-    row = accept_rows(engine, 1)[0]
-    key, number = engine.rows.key(row), int(engine.rows.ints["round"][row])
-    root = handmade.find(engine, phase="VERIFY", rid=key.rid, committed=key.committed, slot=0)
-    best, other = engine.rows.lists["top_ids"][root][:2]
-    engine.rows.ints["input_id"][row] = other
-    if equal:
-        engine.rows.lists["top_logits"][root][1] = engine.rows.lists["top_logits"][root][0]
-    uniforms = Event(
-        name="uniforms", scheduler_step=0, data={"round": number, "uniforms": {}, "thresholds": (1.0, 1.0), "rule": ""}
-    )
-    engine = replace(engine, events=(*engine.events, uniforms) if drawn else engine.events)
-    result = run_check(CHECKS["walk"], gather(scenario, engine, None))
-    assert (key in [one.key for one in result.divergences if one.hint == "wrong-token"]) == found
-    assert [(tie.expected, tie.observed) for tie in result.ties] == ([] if found else [(best, other)])
