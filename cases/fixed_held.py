@@ -42,9 +42,10 @@ STRINGS: Asked = {
     "never": ((33, 250), 12, {"stop": ["zzz"]}),
     "last": ((1, 2, 3, 4), 8, {"stop": ["ert"]}),
 }
-#: Behind this prompt the pair says soon that its thoughts end.
+#: Behind the first prompt the pair of CPUs says soon that its thoughts end, behind the second that of cards.
 THOUGHTS: Asked = {
     "thinks": ((33, 250), 40, {"regex": "[a-z]{4,30}", "require_reasoning": True}),
+    "thinks-too": ((498, 110), 40, {"regex": "[a-z]{4,30}", "require_reasoning": True}),
     "at-once": ((33, 250), 24, {"regex": "[a-z0-9]{4,30}"}),
     "free": ((80, 81, 82), 24, {}),
 }
