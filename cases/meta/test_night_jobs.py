@@ -77,14 +77,22 @@ def test_processes_are_spread_over_releases():
 
 def test_several_ranks_are_begun_first_and_few_at_once():
     made = [cell("one"), *(cell(f"tp-{size}", tp_size=2, max_running_requests=size) for size in (1, 2, 4))]
-    waiting = Waiting.of(made, device="cuda")
-    assert waiting.together == 2
+    waiting = Waiting(groups=Waiting.of(made, device="cuda").groups, together=2)
     busy = [waiting.take(last="", busy=()) for _ in range(2)]
     assert [group.ranks for group in busy] == [True, True]
     assert taken(Waiting(groups=[*waiting.groups], together=2), busy=busy[:1], ahead=True) == ["one"]
     assert taken(waiting, busy=busy) == ["one"]
     assert taken(waiting, busy=busy) is None
     assert taken(waiting, busy=busy[:1]) == ["tp-4"]
+
+
+def test_six_cells_with_several_ranks_are_driven_at_once_on_cards():
+    made = [cell(f"tp-{size}", tp_size=2, max_running_requests=size) for size in range(1, 9)]
+    waiting = Waiting.of(made, device="cuda")
+    busy = []
+    while (group := waiting.take(last="", busy=busy)) is not None:
+        busy.append(group)
+    assert len(busy) == 6
 
 
 @pytest.mark.parametrize(("cores", "together"), [(1, 1), (8, 2), (32, 8)])

@@ -13,8 +13,9 @@ from typing import Self
 
 from harness.night.cells import Cell
 
-#: Cells with several ranks that run at once: on cards their ranks wait for each other, each for its turn.
-RANKS_ON_CARDS = 2
+#: Cells with several ranks that run at once: on cards their ranks wait for each other, each for its turn. Six were seen
+#: to boot and run side by side on two H200 (docs/evidence/gpu.md).
+RANKS_ON_CARDS = 6
 #: Cores that a cell with several ranks takes on a CPU: two for each of two ranks.
 CORES_OF_RANKS = 4
 
