@@ -10,6 +10,7 @@ from cases.meta import handmade
 from harness.checks import answered
 from harness.checks.asked import not_judged
 from harness.checks.evidence import gather
+from harness.checks.findings import settle
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.answers import flat_states
 from harness.contract.batches import Part, parts_of
@@ -225,6 +226,24 @@ STREAMS = [
 @pytest.mark.parametrize(("path", "new", "signature"), STREAMS)
 def test_a_piece_that_does_not_grow_into_the_answer_is_named(path, new, signature):
     assert signature in faults("streamed", changed(("pieces", *path), new))[0]
+
+
+@pytest.mark.parametrize("read", ["what was streamed", "another token"])
+def test_rows_that_read_what_was_streamed_follow_from_an_answer_that_is_another(read):
+    """The answer is its last token alone, as F-052 has it."""
+    engine = handmade.copy_trace(ENGINE)
+    if read == "another token":
+        row = handmade.find(engine, phase="DRAFT_PREFILL", rid="r0", committed=4, slot=2)
+        engine.rows.ints["input_id"][row] = handmade.VOCAB + 1
+    ends = [replace(one, output_ids=one.output_ids[-1:]) if one is END else one for one in engine.ends]
+    event = Event(name="answer", scheduler_step=9, data=told())
+    evidence = gather(GIVEN, replace(engine, ends=tuple(ends), events=(*engine.events, event)), REFERENCE)
+    found = [one for check in ("streamed", "inputs") for one in run_check(CHECKS[check], evidence).divergences]
+    causes = {one.hint: one.cause for one in settle(found, scheduler_steps=evidence.scheduler_steps)}
+    cause = "TOKEN:streamed:PREFILL:piece-other-token"
+    assert causes.pop("final-tail") == (cause if read == "what was streamed" else "")
+    assert causes.pop("root-is-not-last-committed") == cause
+    assert not any(causes.values())
 
 
 GOOD = returned()

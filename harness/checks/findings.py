@@ -20,6 +20,8 @@ GUESS, GUESSED_ON = "chunk-tail-target-guess", "chunk-tail-proposal"
 READING = ("reads", "beams", "cached")
 #: How hints of it begin where committed positions are read elsewhere: the request's own map of them is wrong.
 MAP = "prefix-"
+#: Hint where a stream and the answer it ends with have other tokens in one place.
+TOLD_APART = "piece-other-token"
 STOPS = (Kind.CRASH, Kind.HANG)
 #: Within one row: what is read comes before what is computed from it.
 KIND_ORDER = {
@@ -220,7 +222,7 @@ def _reaches(root: Divergence) -> list[tuple[object, ...]]:
     target: states and KV of the target, so any later value of the request. draft: KV of the draft, so later draft
     values. steps: only the draft steps of this round, since the extend rewrites what they left. tree: the nodes of this
     round. guess: the layers behind, which read a chunk's last token again. walk: the rows of this round's walk. output:
-    how long the request's text is.
+    how long the request's text is. told: rows that read the token a stream had where its answer has another.
     """
     key = root.key
     if root.kind in STOPS:
@@ -233,11 +235,20 @@ def _reaches(root: Divergence) -> list[tuple[object, ...]]:
         return [("map", key.dp_rank, key.rid, key.attempt), *_values_reached(root)]
     if root.check == "finish":
         return [("output", key.rid)]
+    if root.hint == TOLD_APART:
+        return [_told(root), *_values_reached(root)]
     if root.check == "idle_width":
         return [("fed", key.dp_rank, root.round)]
     if root.kind is Kind.CACHE_SLOT and root.check not in READING:
         return [("rank", key.dp_rank)]
     return _values_reached(root)
+
+
+def _told(found: Divergence) -> tuple[object, ...]:
+    """What stands where in a request's text, by its answer and by what was streamed or read of it before."""
+    key = found.key
+    at = key.committed + (key.slot if key.phase == Phase.VERIFY else key.slot + key.step + 1)
+    return ("told", key.rid, at, found.expected, found.observed)
 
 
 def _values_reached(root: Divergence) -> list[tuple[object, ...]]:
@@ -266,6 +277,8 @@ def _explained_by(found: Divergence, *, from_cache: bool) -> list[tuple[object, 
         return [("output", key.rid)]  # a text that ends in the wrong place is not of the right length either
     if found.hint == GUESSED_ON:
         return [("guess", key.share)]
+    if found.check == "inputs":
+        return [_told(found)]  # the text that rows are held against is the answer's
     if _is_other_tree(found):
         return [("tree", key.share)]
     if found.check in READING:
