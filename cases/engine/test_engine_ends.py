@@ -95,7 +95,8 @@ def start(tmp_path):
     yield run
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
+        process.stderr.close()
 
 
 def _host(process):

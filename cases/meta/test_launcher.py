@@ -38,7 +38,7 @@ def test_an_installed_checkout_starts_as_it_is_now_and_a_wheel_what_it_holds(tmp
     shutil.copy(ROOT / copied, package / "__init__.py")
     checkout = furnished(tmp_path / "checkout")
     assert started(tmp_path / "site", beside=checkout).split() == ["started", f"{checkout}/harness/launcher.py"]
-    (checkout / "harness" / "launcher.py").write_text(LAUNCHER.replace("started", "changed"))
+    (checkout / "harness" / "launcher.py").write_text(LAUNCHER.replace("started", "changed, and longer"))
     assert started(tmp_path / "site", beside=checkout).startswith("changed")
     furnished(package)
     assert started(tmp_path / "site", beside=checkout).split()[1] == f"{package}/harness/launcher.py"
