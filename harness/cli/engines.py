@@ -107,8 +107,11 @@ def _check(output: Path, *, torch: str, python: str, parts: Sequence[tuple[str, 
     if split and not re.fullmatch(r"[1-9]\d*[MG]", split):
         raise UsageError(f"--split {split!r} is not a size\n  write it in MiB or GiB:  --split 60M")
     check_target(output, option="output", piped=False)
-    if not re.fullmatch(r"\d+\.\d+", python):
-        raise UsageError(f"--python {python!r} is not a version of Python\n  write it as major.minor:  --python 3.12")
+    if not re.fullmatch(r"3\.1[1-9]", python):
+        raise UsageError(
+            f"--python {python!r} is not a version of Python that eaglecheck runs on\n"
+            "  allowed: 3.11 or newer, as major.minor:  --python 3.12"
+        )
     if not re.fullmatch(r"\d+(\.\d+)+\+cu\d+", torch):
         raise UsageError(
             f"--torch {torch!r} is not a CUDA build of torch\n  write what that machine prints for  "

@@ -31,11 +31,11 @@ def command(
     from reports.known_issues import index_markdown, page_markdown, render_index, render_page
 
     known = issues()
-    name = None if name is None else name.upper()
+    typed, name = name, None if name is None else name.upper()
     if name is not None and name not in known:
         there = f"{len(known)} from {min(known)} to {max(known)}, some numbers are left out"
         raise UsageError(
-            f"unknown finding {name!r}{meant(name, known)}\n  there are {there}; all of them:  eaglecheck findings"
+            f"unknown finding {typed!r}{meant(name, known)}\n  there are {there}; all of them:  eaglecheck findings"
         )
     page = index_markdown(known.values()) if name is None else page_markdown(known[name], body(name))
     if markdown is not None:

@@ -18,6 +18,7 @@ from harness.cli import options
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.contract.outputs import check_named, check_target, writable, write_json
 from harness.contract.usage import UsageError
+from harness.contract.words import counted
 from harness.night import document, store
 from harness.night.judge import Judgement, judge
 from harness.night.merge import merge
@@ -110,8 +111,14 @@ def _newest(root: Path) -> tuple[Path, Night, bool]:
         raise UsageError(f"{last.folder} is one shard\n  judge all of them:  eaglecheck night {root} --nights STORE")
     if last.night is not None:
         return last.folder, last.night, True
+    cells = tuple(store.done(last.folder).values())
+    if store.driven(last.folder):
+        raise UsageError(
+            f"the night {last.plan.id} is being driven, {len(cells)} of {counted(len(last.plan.mine), 'cell')} are done\n"
+            "  wait until that ends, or name another store:  eaglecheck night --nights FOLDER"
+        )
     faults = (f"this night {last.plan.cut_off}",)
-    return last.folder, Night(plan=last.plan, finished=datetime.now(UTC).isoformat(), cells=(), faults=faults), False
+    return last.folder, Night(plan=last.plan, finished=datetime.now(UTC).isoformat(), cells=cells, faults=faults), False
 
 
 def _add_summary(path: Path, judged: Judgement) -> None:
@@ -167,7 +174,7 @@ def conclude(
             say(console, f"an earlier night never finished, and counts for nothing: {one.plan.id}", style="dim")
     judged = judge(_with_what_is_left(night, folder), past=past, known=entries, today=today())
     said = Judged(outcome=judged.outcome, reasons=judged.reasons)
-    if keep:
+    if keep and night.judged != said:  # what was said before is not written again: a store may be read-only
         store.finish(folder, night.model_copy(update={"judged": said}))
     render_night(console, judged, folder=folder, kept=keep)
     write_json(document.document(judged), json)

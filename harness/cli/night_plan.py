@@ -17,13 +17,13 @@ from harness.both_sides import gpus
 from harness.cli import prepare
 from harness.cli.scenario_checks import check_scenarios
 from harness.contract.usage import UsageError, unknown
-from harness.contract.words import counted
+from harness.contract.words import counted, some
 from harness.driving.adapt import Wanted
 from harness.driving.own_source import git_state, own_version, source_digest
 from harness.engines import envs
 from harness.night import store
 from harness.night.cells import Cell, Limits, Place, left_out, plan
-from harness.night.records import CellResult, NightPlan
+from harness.night.records import NightPlan
 
 ALL = "all"
 #: Seeds are short enough to be typed again.
@@ -85,11 +85,10 @@ def _cells(asked: Asked) -> list[Cell]:
         )
     if asked.wanted.page_size is not None:
         raise UsageError("--page-size cannot be combined with --nights\n  allowed: --families paged")
-    if asked.scenarios < 0 or not 0 < asked.seconds < math.inf:
-        raise UsageError(
-            f"--scenarios {asked.scenarios} --seconds {asked.seconds:g}: out of range\n"
-            "  allowed: 0 scenarios (fixed ones only) or more, and more than 0 seconds"
-        )
+    if asked.scenarios < 0:
+        raise UsageError(f"--scenarios {asked.scenarios}: out of range\n  allowed: 0 (fixed ones only) or more")
+    if not 0 < asked.seconds < math.inf:
+        raise UsageError(f"--seconds {asked.seconds:g}: out of range\n  allowed: more than 0")
     named = [None] if asked.engines is None else prepare.split_list(asked.engines, option="engines")
     versions = [envs.resolve(name) for name in named]
     cells = plan(
@@ -195,24 +194,26 @@ def _scenarios(found: dict[str, Counter[str]]) -> str:
     return f"{every} ({'; '.join(f'{engine}: {families}' for engine, families in each.items())})"
 
 
-def resumed(root: Path, name: str, todo: NightPlan) -> tuple[NightPlan, dict[str, CellResult]]:
-    """A night that was cut off, and its cells; UsageError unless the same code was asked for the same cells."""
+def resumed(root: Path, name: str, todo: NightPlan) -> NightPlan:
+    """A night that was cut off; UsageError unless the same code was asked for the same cells."""
     cut = {one.plan.id: one for one in store.nights(root) if one.night is None}
     if name not in cut:
         raise UsageError(unknown("unfinished night", name, [*cut]) + f"\n  they are in --nights {root}")
     then, now = cut[name].plan.model_dump(exclude=OF_A_SITTING), todo.model_dump(exclude=OF_A_SITTING)
     for key in (key for key in then if then[key] != now[key]):
         raise UsageError(
-            f"--resume {name}: {key} was another when that night began\n  then {_short(then[key])}\n"
-            f"  now  {_short(now[key])}\n"
+            f"--resume {name}: {key} was another when that night began\n  {_other(then[key], now[key])}\n"
             "  a night is of one plan and one state of the code; without --resume another begins"
         )
-    return cut[name].plan.model_copy(update={"jobs": todo.jobs}), store.done(cut[name].folder)
+    return cut[name].plan.model_copy(update={"jobs": todo.jobs})
 
 
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 100 else f"{text[:100]}…"
+def _other(then: object, now: object) -> str:
+    """'then A, now B'; of several things those that are there once."""
+    if isinstance(then, tuple) and isinstance(now, tuple):
+        then, now = [one for one in then if one not in now], [one for one in now if one not in then]
+        then, now = (some([str(one) for one in each], 3) or "no others" for each in (then, now))
+    return f"then {then}, now {now}"
 
 
 def ahead(cells: Sequence[Cell], *, jobs: int) -> str:

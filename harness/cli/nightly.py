@@ -39,11 +39,15 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     writable(asked.nights, option="nights")
     results: dict[str, CellResult] = {}
     if asked.resume is not None:
-        todo, results = resumed(asked.nights, asked.resume, todo)
+        todo = resumed(asked.nights, asked.resume, todo)
+        _held = store.hold(asked.nights / todo.id)
+        results = store.done(asked.nights / todo.id)
     share = [cell for cell in cells if cell.key in {*todo.mine} and cell.key not in results]
     versions, told = dict.fromkeys(cell.engine for cell in share), partial(say, console)
     environments = {version: prepare.engine_environment(version, told) for version in versions}
     folder = store.begin(asked.nights, todo, again=asked.resume is not None)
+    if asked.resume is None:
+        _held = store.hold(folder)
     say(console, f"night {todo.id}: {share_of(todo)}, seed {todo.seed}; kept in {folder}")
     say(console, ahead(share, jobs=todo.jobs), style="dim")
     for line in todo.not_planned:

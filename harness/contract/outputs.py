@@ -91,6 +91,10 @@ def check_outside(path: Path, runs: Iterable[Path | None], *, option: str) -> No
             raise OutputError(f"--{option} {path} is inside the run itself\n  name a place outside {run}")
 
 
+#: Options of folders that are made with those above them.
+MADE = ("runs", "nights")
+
+
 def check_named(place: str | Path, *, option: str) -> None:
     """OutputError for '-', where standard output may be meant and cannot be had."""
     if str(place) == "-":
@@ -106,7 +110,7 @@ def check_folder(folder: Path, *, option: str) -> None:
         raise OutputError(cannot_write(folder, "it is a file" if folder.is_file() else "it is not a folder", option))
     if any(os.path.lexists(part) and not part.is_dir() for part in folder.parents):
         raise OutputError(cannot_write(folder, "Not a directory", option))
-    if option != "runs" and not folder.parent.is_dir():  # those of runs are made
+    if option not in MADE and not folder.parent.is_dir():
         raise OutputError(cannot_write(folder, f"there is no folder {folder.parent}", option))
 
 
@@ -114,7 +118,7 @@ def writable(folder: Path, *, option: str = "runs") -> Path:
     """The folder, made if need be; OutputError if nothing can be written into it."""
     check_folder(folder, option=option)
     try:
-        folder.mkdir(parents=option == "runs", exist_ok=True)
+        folder.mkdir(parents=option in MADE, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

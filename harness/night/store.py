@@ -7,6 +7,7 @@ without night.json is a night that never finished. This module must not judge.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from harness.contract.json_files import BadDocument, parsed, validated
 from harness.night.records import SCHEMA, CellResult, Night, NightPlan
 
 PLAN, CELLS, NIGHT = run_folders.PLAN, "cells.jsonl", "night.json"
+UNFINISHED = f"the night has no {NIGHT}: it is incomplete, red, and no baseline"
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -47,6 +49,32 @@ def begin(root: Path, plan: NightPlan, *, again: bool = False) -> Path:
         folder.mkdir(parents=True, exist_ok=again)
     _write(folder / PLAN, plan)
     return folder
+
+
+def hold(folder: Path) -> int:
+    """Keep others from driving this night, as long as this process lives or until the descriptor that comes back is
+    closed. StoreError where another process drives it."""
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(held)
+        raise StoreError(
+            f"the night {folder.name} is being driven by another process\n"
+            "  wait until that ends; what it leaves can be driven then, by the same command"
+        ) from error
+    except OSError:
+        pass  # a file system without locks
+    return held
+
+
+def driven(folder: Path) -> bool:
+    """Whether a process that still lives drives this night."""
+    try:
+        os.close(hold(folder))
+    except StoreError:
+        return True
+    return False
 
 
 def add(folder: Path, cell: CellResult) -> None:
@@ -108,7 +136,7 @@ def torn(folder: Path, *, deep: bool = True) -> list[Path]:
 
 
 def _write(path: Path, model: BaseModel) -> None:
-    with disk(path.parent):
+    with disk(path.parent, kept=f"{path} stays as it is" if path.exists() else UNFINISHED):
         plain_files.replace(path, (model.model_dump_json(indent=1) + "\n").encode(), sync=True)
 
 
@@ -124,7 +152,6 @@ def _read(path: Path, model: type[Model]) -> Model:
         ) from error
 
 
-def disk(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Turn a full disk into a message that says what to do."""
-    kept = f"the night has no {NIGHT}: it is incomplete, red, and no baseline"
+def disk(folder: Path, *, kept: str = UNFINISHED) -> contextlib.AbstractContextManager[None]:
+    """Turn a full disk into a message that says what is kept and what to do."""
     return readable_errors(folder, kept=kept, instead=lambda: "choose another place:  --nights FOLDER")
