@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,13 +37,9 @@ class Entry(BaseModel):
     rate: Rate = 1.0
     devices: tuple[Literal["cpu", "cuda"], ...] = ("cpu", "cuda")
 
-    def covers(self, signature: str, *, engine: str, place: str, may_be: Collection[str] | None) -> bool:
-        """Whether a finding is this one. place: the cell as kind/name.
-
-        may_be: ids of the pages whose conditions its scenario meets; None where nobody asked.
-        """
-        fits = may_be is None or self.issue not in issues() or self.issue in may_be
-        return fits and self.shown_by(signature) and self.asked(engine=engine, place=place)
+    def covers(self, signature: str, *, engine: str, place: str) -> bool:
+        """Whether a finding is this one. place: the cell as kind/name."""
+        return self.shown_by(signature) and self.asked(engine=engine, place=place)
 
     def shown_by(self, signature: str) -> bool:
         """Whether a signature is one of its own, which may be patterns."""
@@ -108,17 +104,12 @@ def _ours() -> tuple[Entry, ...]:
     )
 
 
-def known_as(
-    signature: str, entries: Iterable[Entry], *, engine: str, place: str, may_be: Collection[str] | None
-) -> Entry | None:
-    """The entry that a signature is there (see `Entry.covers`); None for a new one."""
-    return next((one for one in entries if one.covers(signature, engine=engine, place=place, may_be=may_be)), None)
+def known_as(signature: str, release: str, *, place: str) -> Entry | None:
+    """The entry that `signature` is on `release` in that cell (kind/name); None for a new one."""
+    return next((one for one in read() if one.covers(signature, engine=release, place=place)), None)
 
 
-def all_known(roots: Mapping[str, Collection[str]], release: str, *, place: str) -> frozenset[str]:
-    """The ids of the known issues that explain all signatures there; empty if any of them is new.
-
-    roots: signature -> ids that it may be.
-    """
-    found = [known_as(one, read(), engine=release, place=place, may_be=may_be) for one, may_be in roots.items()]
+def all_known(signatures: Iterable[str], release: str, *, place: str) -> frozenset[str]:
+    """The ids of the known issues that explain all signatures there; empty if any of them is new."""
+    found = [known_as(signature, release, place=place) for signature in signatures]
     return frozenset() if None in found else frozenset(one.issue for one in found if one is not None)

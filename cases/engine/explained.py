@@ -12,5 +12,4 @@ def explained(outcome: ScenarioResult, release: str, *, place: str) -> frozenset
     """The ids that explain all its roots in that cell (kind/name); empty for one that did not fail, or by a new one."""
     if outcome.verdict.outcome is not Outcome.FAIL:
         return frozenset()
-    roots = root_signatures(outcome.findings)
-    return all_known({one: outcome.ids_of(one) for one in roots}, release, place=place)
+    return all_known(root_signatures(outcome.findings), release, place=place)

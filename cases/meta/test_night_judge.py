@@ -39,21 +39,6 @@ def test_a_known_finding_is_green_only_on_its_release_in_its_cells_and_as_its_si
         assert judged(night(cell("tree", seen(STOP)), other), known=known).outcome is Outcome.FAIL, other.key
 
 
-def test_a_finding_is_a_page_only_where_what_the_page_needs_did_happen():
-    """Of an entry that is no page, and of a night that kept no such thing, nothing more can be asked."""
-    made = [entry(), entry(issue="F-111")]
-    for may_be, known, outcome in (
-        ((("F-004",),), made, Outcome.PASS),
-        ((("F-004",), ("F-066", "F-111")), made, Outcome.PASS),
-        ((("F-004",), ()), made, Outcome.FAIL),
-        ((("F-066",),), made, Outcome.FAIL),
-        ((("F-066",),), [entry(issue="ours-1")], Outcome.PASS),
-        ((), made, Outcome.PASS),
-    ):
-        found = judged(night(cell("eagle", seen(STOP, may_be=may_be))), known=known)
-        assert found.outcome is outcome, may_be
-
-
 def test_one_signature_on_two_releases_is_two_findings():
     one = night(cell("eagle", seen(STOP)), cell("eagle", seen(STOP), engine="0.5.23"))
     found = statuses(judged(one, known=[entry()]))

@@ -115,10 +115,6 @@ class ScenarioResult:
     def passed(self) -> bool:
         return self.verdict.outcome is Outcome.PASS
 
-    def ids_of(self, text: str) -> tuple[str, ...]:
-        """Ids of the known issues that a signature, or a reason for UNKNOWN, may be."""
-        return tuple(one.id for one in self.known.get(text, ()))
-
     def properties(self) -> list[tuple[str, object]]:
         """What a JUnit file says of a test that drove this, beside passed or failed."""
         found: list[tuple[str, object]] = [
@@ -128,9 +124,9 @@ class ScenarioResult:
         ]
         if self.first is None:
             return found
-        known = self.ids_of(self.first.signature)
+        known = self.known.get(self.first.signature, ())
         found.append(("eaglecheck.signature", self.first.signature))
-        return found + ([("eaglecheck.known", ", ".join(known))] if known else [])
+        return found + ([("eaglecheck.known", ", ".join(one.id for one in known))] if known else [])
 
     def without_rows(self) -> ScenarioResult:
         """What a run keeps of a scenario that it has stored: hundreds of traces are too many."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cases.known import Entry, known_as
+from cases.known import Entry
 from harness.contract.rates import interval
 from harness.contract.types import Outcome
 from harness.contract.words import brief
@@ -122,13 +122,8 @@ def _tonight(night: Night, past: Sequence[Night], known: Sequence[Entry]) -> lis
 def _known_by(cell: CellResult, seen: Seen, known: Sequence[Entry]) -> str:
     if seen.kind in cell.expected_kinds:
         return f"corpus case {cell.name}, {'open' if cell.expected == 'unknown' else 'bad'} on {cell.engine}"
-    found = [
-        known_as(seen.signature, known, engine=cell.engine, place=_place(cell), may_be=may_be)
-        for may_be in seen.may_be or (None,)
-    ]
-    if None in found:
-        return ""
-    return "; ".join(dict.fromkeys(f"{one.issue}, {one.what}; expires {one.expires}" for one in found if one))
+    entry = next((one for one in known if one.covers(seen.signature, engine=cell.engine, place=_place(cell))), None)
+    return "" if entry is None else f"{entry.issue}, {entry.what}; expires {entry.expires}"
 
 
 def _group(

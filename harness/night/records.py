@@ -28,8 +28,6 @@ class Seen(_Strict):
 
     scenarios: how many of the cell show it. shown, tried: how often the first of them did, of so many times driven.
     first: the first divergence of the smallest in words. reproducer: that one, relative to the night.
-    may_be: ids of the known issues whose conditions a scenario with it met, each combination once; empty in a night of
-    an earlier version and of mutants.
     """
 
     signature: str
@@ -39,7 +37,6 @@ class Seen(_Strict):
     tried: Annotated[int, Field(ge=1)]
     first: str
     reproducer: Annotated[str | None, Field(validation_alias=AliasChoices("reproducer", "specimen"))]
-    may_be: tuple[tuple[str, ...], ...] = ()
 
     @property
     def kind(self) -> str:

@@ -193,8 +193,6 @@ class _CellRecord:
     smallest: dict[str, ScenarioResult] = field(default_factory=dict)
     #: signature -> (shown, tried) of the first scenario with it
     shown: dict[str, tuple[int, int]] = field(default_factory=dict)
-    #: signature -> what each scenario with it may be, each once
-    may_be: dict[str, dict[tuple[str, ...], None]] = field(default_factory=dict)
     #: boot keys whose engine did not start -> why
     dead: dict[str, str] = field(default_factory=dict)
 
@@ -219,7 +217,6 @@ class _CellRecord:
             if finding.signature not in self.shown:
                 self.shown[finding.signature] = (1, 1)
                 new.append(finding.signature)
-            self.may_be.setdefault(finding.signature, {})[outcome.ids_of(finding.signature)] = None
             held = self.smallest.get(finding.signature)
             if held is None or size(outcome.scenario) < size(held.scenario):
                 self.smallest[finding.signature] = outcome
@@ -261,5 +258,4 @@ class _CellRecord:
                 tried=tried,
                 first="\n".join([describe(first, outcome.scenario)[:MOST_WORDS], *known]),
                 reproducer=str(outcome.save_reproducer(folder).relative_to(folder)),
-                may_be=tuple(self.may_be[signature]),
             )
