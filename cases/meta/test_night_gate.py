@@ -161,13 +161,28 @@ def test_a_night_that_was_cut_off_goes_on_with_what_is_left(cut_off):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--repeats", "5"], "repeats was another when that night began\n  then 2\n  now  5"),
+        (["--repeats", "5"], "repeats was another when that night began\n  then 2, now 5"),
         (["--shard", "1/2"], "shard was another"),
     ],
 )
 def test_a_night_goes_on_with_the_same_plan_only(cut_off, more, said):
     done = call(*NIGHT, *more, "--resume", cut_off.plan.id, code=2)
     assert said in done.output
+
+
+def test_a_night_goes_on_in_one_process_only(cut_off):
+    before = (cut_off.folder / store.CELLS).read_bytes()
+    with store.hold(cut_off.folder):
+        assert "is being driven by another process" in call(*NIGHT, "--resume", cut_off.plan.id, code=2).stderr
+        assert "is being driven, 1 of 4 cells are done" in call("night", code=2).stderr
+        assert (cut_off.folder / store.CELLS).read_bytes() == before
+    assert call(*NIGHT, "--resume", cut_off.plan.id).exit_code != 2
+
+
+def test_a_night_that_was_judged_is_judged_again_in_a_store_that_cannot_be_written(work, monkeypatch):
+    code = call(*NIGHT).exit_code
+    monkeypatch.setattr(store, "_write", lambda *_: pytest.fail("written again"))
+    call("night", code=code)
 
 
 def test_a_night_does_not_go_on_in_another_state_of_the_code(cut_off, monkeypatch):

@@ -113,8 +113,9 @@ def _newest(root: Path) -> tuple[Path, Night, bool]:
         return last.folder, last.night, True
     cells = tuple(store.done(last.folder).values())
     if store.driven(last.folder):
+        driven = f"{len(cells)} of {counted(len(last.plan.mine), 'cell')}"
         raise UsageError(
-            f"the night {last.plan.id} is being driven, {len(cells)} of {counted(len(last.plan.mine), 'cell')} are done\n"
+            f"the night {last.plan.id} is being driven, {driven} are done\n"
             "  wait until that ends, or name another store:  eaglecheck night --nights FOLDER"
         )
     faults = (f"this night {last.plan.cut_off}",)

@@ -40,14 +40,14 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     results: dict[str, CellResult] = {}
     if asked.resume is not None:
         todo = resumed(asked.nights, asked.resume, todo)
-        _held = store.hold(asked.nights / todo.id)
+        held = store.hold(asked.nights / todo.id)
         results = store.done(asked.nights / todo.id)
     share = [cell for cell in cells if cell.key in {*todo.mine} and cell.key not in results]
     versions, told = dict.fromkeys(cell.engine for cell in share), partial(say, console)
     environments = {version: prepare.engine_environment(version, told) for version in versions}
     folder = store.begin(asked.nights, todo, again=asked.resume is not None)
     if asked.resume is None:
-        _held = store.hold(folder)
+        held = store.hold(folder)
     say(console, f"night {todo.id}: {share_of(todo)}, seed {todo.seed}; kept in {folder}")
     say(console, ahead(share, jobs=todo.jobs), style="dim")
     for line in todo.not_planned:
@@ -72,7 +72,7 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     def left() -> str:
         return _left(folder, todo, done=len(results), seeded=asked.seed is not None)
 
-    with kept(json, lambda _stop: _by_now(results, todo, asked.nights, entries), left=left):
+    with held, kept(json, lambda _stop: _by_now(results, todo, asked.nights, entries), left=left):
         drive(setup, share, jobs=asked.jobs, done=done)
     night = Night(plan=todo, finished=now(), cells=tuple(results[key] for key in todo.mine))
     store.finish(folder, night)

@@ -13,12 +13,12 @@ import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from pydantic import BaseModel
 
 from harness.archive import run_folders
-from harness.archive.faults import StoreError, readable_errors
+from harness.archive.faults import StoreError, WriteError, readable_errors
 from harness.contract import plain_files
 from harness.contract.json_files import BadDocument, parsed, validated
 from harness.night.records import SCHEMA, CellResult, Night, NightPlan
@@ -51,14 +51,17 @@ def begin(root: Path, plan: NightPlan, *, again: bool = False) -> Path:
     return folder
 
 
-def hold(folder: Path) -> int:
-    """Keep others from driving this night, as long as this process lives or until the descriptor that comes back is
-    closed. StoreError where another process drives it."""
-    held = os.open(folder, os.O_RDONLY)
+def hold(folder: Path) -> BinaryIO:
+    """Keep others from driving this night, until what comes back is closed or this process ends, however it does.
+
+    StoreError where another process drives it; WriteError.
+    """
+    with disk(folder):
+        held = (folder / CELLS).open("ab")
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        os.close(held)
+        held.close()
         raise StoreError(
             f"the night {folder.name} is being driven by another process\n"
             "  wait until that ends; what it leaves can be driven then, by the same command"
@@ -70,10 +73,14 @@ def hold(folder: Path) -> int:
 
 def driven(folder: Path) -> bool:
     """Whether a process that still lives drives this night."""
+    if not (folder / CELLS).exists():
+        return False
     try:
-        os.close(hold(folder))
+        hold(folder).close()
     except StoreError:
         return True
+    except WriteError:
+        return False
     return False
 
 
