@@ -163,6 +163,7 @@ def test_a_night_that_was_cut_off_goes_on_with_what_is_left(cut_off):
     [
         (["--repeats", "5"], "repeats was another when that night began\n  then 2, now 5"),
         (["--shard", "1/2"], "shard was another"),
+        (["--disable-overlap-schedule"], "settings was another"),
     ],
 )
 def test_a_night_goes_on_with_the_same_plan_only(cut_off, more, said):

@@ -195,7 +195,11 @@ def test_a_red_night_is_never_a_baseline():
     assert judged(night(cell()), red, unknown, faulty).baseline is None
 
 
-@pytest.mark.parametrize("other", [{"device": "cuda"}, {"revert": 25015}], ids=["device", "revert"])
+@pytest.mark.parametrize(
+    "other",
+    [{"device": "cuda"}, {"revert": 25015}, {"settings": {"cuda_graph": True}}],
+    ids=["device", "revert", "settings"],
+)
 def test_nights_of_another_kind_are_not_compared_with(other):
     before = over(night(cell("eagle", seen()), day=27, **other))
     found = judged(night(cell()), before)

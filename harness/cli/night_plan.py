@@ -151,6 +151,7 @@ def planned(asked: Asked, cells: Sequence[Cell], shard: tuple[int, int]) -> Nigh
         created=now(),
         device=asked.device,
         revert=asked.revert,
+        settings=asked.wanted.changes(),
         seed=drawn[0] if drawn else asked.seed or 0,
         seconds=asked.seconds,
         scenarios=asked.scenarios,

@@ -86,8 +86,8 @@ class Judgement:
 
 
 def judge(night: Night, *, past: Sequence[Night], known: Sequence[Entry], today: datetime.date) -> Judgement:
-    """past: finished nights before this one, oldest first; those of another device or revert are left out."""
-    past = [one for one in past if (one.plan.device, one.plan.revert) == (night.plan.device, night.plan.revert)]
+    """past: finished nights before this one, oldest first; those of another device, revert or settings are left out."""
+    past = [one for one in past if one.plan.kind == night.plan.kind]
     green = [one for one in past if one.green]
     groups = [*_tonight(night, past, known), *_fixed(night, past)]
     incomplete = [*night.faults, *_missing(night), *_unknown(night)]

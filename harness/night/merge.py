@@ -19,7 +19,7 @@ from harness.night.store import Kept, begin, disk, finish, new_id, nights
 
 #: What shards of one night have in common.
 SHARED = (
-    *("device", "revert", "seed", "seconds", "scenarios", "repeats", "planned", "costs"),
+    *("device", "revert", "settings", "seed", "seconds", "scenarios", "repeats", "planned", "costs"),
     *("eaglecheck", "git_head", "source"),
 )
 

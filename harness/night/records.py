@@ -5,6 +5,7 @@ Records, and which cells of a plan are not in a result. This module must not rea
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate
@@ -102,10 +103,11 @@ class NightPlan(_Strict):
     """What a night, or one shard of it, sets out to do. planned: cell keys of the whole night, in order.
 
     costs: about how many seconds each of them takes. not_planned: what was asked for and cannot be had, and why.
-    seconds, scenarios: limits of each family's generated scenarios. shard: (number, of how many). source: digest of our
-    own files; it and costs are empty in a night of an earlier version. jobs: processes side by side that drove it, or
-    its last part where it was cut off; all of its shards together. shards: ids of those that a whole night was put
-    together from; empty where it ran in one.
+    settings: what the command asked of every boot, by SGLang's names (cuda_graph, dtype). seconds, scenarios: limits of
+    each family's generated scenarios. shard: (number, of how many). source: digest of our own files; it, settings and
+    costs are empty in a night of an earlier version. jobs: processes side by side that drove it, or its last part where
+    it was cut off; all of its shards together. shards: ids of those that a whole night was put together from; empty
+    where it ran in one.
     """
 
     schema_version: Literal[1] = SCHEMA
@@ -113,6 +115,7 @@ class NightPlan(_Strict):
     created: str
     device: str
     revert: int | None
+    settings: dict[str, Any] = {}
     seed: int
     seconds: float
     scenarios: int
@@ -130,8 +133,14 @@ class NightPlan(_Strict):
 
     @property
     def where(self) -> str:
-        """'on cpu with #25015 reverted, seed 7': a night with a fix taken out must never read like one without."""
-        return f"on {self.device}{self.taken_out}, seed {self.seed}"
+        """'on cpu with #25015 reverted, page_size 4, seed 7': a night of another kind must never read like this one."""
+        asked = [f"{name} {json.dumps(value)}" for name, value in self.settings.items()]
+        return ", ".join([f"on {self.device}{self.taken_out}", *asked, f"seed {self.seed}"])
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Nights of one kind are compared with each other."""
+        return self.device, self.revert, self.settings
 
     @property
     def cut_off(self) -> str:

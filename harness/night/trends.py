@@ -195,11 +195,11 @@ class Trends:
 
 
 def trends_of(nights: Sequence[Night]) -> Trends | None:
-    """Charts of the last night's cells over the nights of its device and revert, oldest first; None without a night."""
+    """Charts of the last night's cells over the nights of its kind, oldest first; None without a night."""
     if not nights:
         return None
     last = nights[-1]
-    alike = [one for one in nights if (one.plan.device, one.plan.revert) == (last.plan.device, last.plan.revert)]
+    alike = [one for one in nights if one.plan.kind == last.plan.kind]
     green = [one for one in alike[:-1] if one.green]
     shown = alike[-MOST_NIGHTS:]
     charts = [_chart(trend, shown) for cell in last.cells for trend in trends(cell, green)]
