@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+import sys
 import time
 from collections import namedtuple
 from importlib import metadata
@@ -54,6 +55,13 @@ def test_an_empty_home_stops_no_run_since_the_first_one_installs(home):
     what = f"engine dependencies, SGLang {envs.NEWEST}"
     assert last == f"ready to run; the first run installs {what} (about 4 GB, once):  eaglecheck run"
     assert not home.exists(), "looking changes nothing"
+
+
+def test_python_that_writes_no_bytecode_is_named(home, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert answers("bytecode") == []
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert (only("bytecode").status, str(home / "bytecode") in only("bytecode").fix) == ("warn", True)
 
 
 def test_an_interrupted_installation_is_not_taken_for_none_and_another_folder_is_only_a_warning(home):

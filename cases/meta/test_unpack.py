@@ -481,6 +481,17 @@ def test_the_launcher_finds_the_checkout_and_the_control_packages(made, home):
     assert Path(theirs).is_relative_to(home / "parts")
 
 
+def test_bytecode_is_kept_where_python_is_told_to_write_none(made, home, monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    unpack.unpack(made["engines"], progress=quiet)
+    code = "import pydantic, sys; print(sys.dont_write_bytecode); print(pydantic.__cached__)"
+    done = subprocess.run([str(unpack.launcher()), "-c", code], capture_output=True, text=True, cwd="/", check=True)
+    unwritten, compiled_file = done.stdout.splitlines()
+    assert unwritten == "False"
+    assert Path(compiled_file).is_relative_to(home / "bytecode")
+    assert Path(compiled_file).is_file()
+
+
 def test_it_starts_with_the_standard_library_alone():
     """On the machine it is for, nothing of ours is installed yet."""
     path = f"import sys; sys.path.insert(0, {str(unpack.CHECKOUT)!r})"

@@ -54,6 +54,14 @@ def _python() -> Iterator[Answer]:
     yield ok(detail) if sys.version_info >= PYTHON else missing(f"{detail}; 3.11 or newer is needed", "make setup")
 
 
+def _bytecode() -> Iterator[Answer]:
+    """Nothing where it is kept."""
+    if sys.dont_write_bytecode:
+        prefix = shlex.quote(str(envs.home() / "bytecode"))
+        detail = "Python writes none here, so each process may compile what it imports"
+        yield warn(detail, f"unset PYTHONDONTWRITEBYTECODE; export PYTHONPYCACHEPREFIX={prefix}")
+
+
 def _platform() -> Iterator[Answer]:
     library, version = platform.libc_ver()
     detail = f"{platform.system()} {platform.machine()}, {library or 'unknown C library'} {version}".rstrip()
@@ -222,6 +230,7 @@ def _install(version: str) -> str:
 #: What is asked, in order: name, and what answers. An answer may name itself.
 PROBES: tuple[tuple[str, Callable[[], Iterator[Answer]]], ...] = (
     ("python", _python),
+    ("bytecode", _bytecode),
     ("platform", _platform),
     ("control packages", _packages),
     ("machine", _resources),

@@ -27,6 +27,8 @@ from harness.machines.bundle import Archive, BundleError, Manifest, Release, Tre
 from harness.machines.bundle_files import Reader
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+#: Names the folder that Python keeps bytecode in.
+PREFIX = "PYTHONPYCACHEPREFIX"
 #: Where kernels go that are compiled at first use: one folder for all of them, so that it can be kept and cleared.
 KERNEL_CACHES = {
     "TVM_FFI_CACHE_DIR": "kernels/tvm-ffi",
@@ -127,7 +129,14 @@ def _place_trees(reader: Reader, progress: Progress) -> None:
     progress("compiling Python files")
     folders = [str(parts() / tree.name) for tree in absent if not tree.into]
     # A process of its own: its workers inherit the option, so that nobody reads of others' odd string literals.
-    subprocess.run([sys.executable, "-W", "ignore", "-m", "compileall", "-q", "-j", "0", *folders], check=False)
+    command = [sys.executable, "-W", "ignore", "-m", "compileall", "-q", "-j", "0", *folders]
+    subprocess.run(command, env=os.environ | {PREFIX: str(_bytecode())}, check=False)
+
+
+def _bytecode() -> Path:
+    """Where bytecode is kept, of the machine's own packages too: some images install them uncompiled and let Python write
+    none, so that each process compiles thousands of files."""
+    return Path(os.environ.get(PREFIX) or dependencies.home() / "bytecode")
 
 
 def _link_machine(tree: Tree, folder: Path) -> None:
@@ -217,7 +226,8 @@ def _described(tree: Tree) -> str:
 def _write_launchers(manifest: Manifest) -> None:
     """`bin/python` and `bin/eaglecheck`: this Python with the checkout and the control side's packages on its path."""
     path = os.pathsep.join(str(place) for place in (CHECKOUT, *(parts() / name for name in manifest.control)))
-    start = f"PYTHONPATH={shlex.quote(path)}${{PYTHONPATH:+:$PYTHONPATH}} exec {shlex.quote(sys.executable)}"
+    kept = f"PYTHONDONTWRITEBYTECODE= {PREFIX}=${{{PREFIX}:-{shlex.quote(str(_bytecode()))}}}"
+    start = f"{kept} PYTHONPATH={shlex.quote(path)}${{PYTHONPATH:+:$PYTHONPATH}} exec {shlex.quote(sys.executable)}"
     for name, arguments in (("python", '"$@"'), ("eaglecheck", '-m harness.cli "$@"')):
         place = launcher().with_name(name)
         place.parent.mkdir(parents=True, exist_ok=True)
