@@ -134,8 +134,10 @@ def _place_trees(reader: Reader, progress: Progress) -> None:
 
 
 def _bytecode() -> Path:
-    """Where bytecode is kept, of the machine's own packages too: some images install them uncompiled and let Python write
-    none, so that each process compiles thousands of files."""
+    """Where bytecode is kept, of the machine's own packages too.
+
+    Some images install them uncompiled and let Python write none, so that each process compiles thousands of files.
+    """
     return Path(os.environ.get(PREFIX) or dependencies.home() / "bytecode")
 
 
