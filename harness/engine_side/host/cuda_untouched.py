@@ -96,8 +96,12 @@ class Untouched(importlib.abc.MetaPathFinder):
         """Of every card that this process may see: its properties."""
         seen = os.environ.get(VISIBLE)
         if seen not in self._cards:
-            self._cards[seen] = self._named(seen) or self._answer(self._ahead.get(seen) or self._asked(_every_card))
+            self._cards[seen] = self._named(seen) or self._answer(self._meanwhile(seen))
         return self._cards[seen]
+
+    def _meanwhile(self, seen: str | None) -> Beside:
+        """Who was asked for these cards before, else is asked now."""
+        return self._ahead.pop(seen) if seen in self._ahead else self._asked(_every_card)
 
     def _named(self, seen: str | None) -> list[dict[str, Any]]:
         """The same of cards that are named by their UUIDs, where all were asked for before; else empty.
