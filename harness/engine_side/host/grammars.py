@@ -1,7 +1,7 @@
 """Waits for the grammars of requests that arrived: SGLang compiles them by threads, beside its loop.
 
 SGLang looks whether they are ready once a step and goes on without those that are not. A request's first batch would
-depend on the machine's speed. SGLANG_GRAMMAR_POLL_INTERVAL is no way to wait: up to 0.5.14 a step lasts all of it,
+depend on the machine's speed. SGLANG_GRAMMAR_POLL_INTERVAL is no way to wait: up to 0.5.15 a step lasts all of it,
 even if every grammar is ready. Engine side: standard library and SGLang's objects only.
 """
 
