@@ -60,10 +60,11 @@ def test_what_is_asked_about_cards_a_child_answers(untouched, device):
     assert untouched.why() == ""
 
 
-def test_a_card_that_was_asked_for_is_known_by_its_uuid(untouched, cards, monkeypatch):
+def test_a_card_that_was_asked_for_is_known_by_its_uuid(request, cards, monkeypatch):
     cards[0].uuid = "131e7f13"
     cards.append(properties())
     cards[1].uuid = "798b2088"
+    request.getfixturevalue("untouched")
     asked = [torch.cuda.get_device_properties(number).pid for number in range(2)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-798b2088")
     assert (torch.cuda.get_device_properties(0).uuid, torch.cuda.get_device_properties(0).pid) == ("798b2088", asked[1])
@@ -92,9 +93,9 @@ def test_it_says_that_cuda_was_initialised_after_the_imports(untouched, driver):
     assert untouched.why() == "CUDA was initialised behind the import of one"
 
 
-def test_cards_of_several_kinds_and_a_child_that_cannot_ask_are_reasons_too(untouched, cards, monkeypatch):
+def test_cards_of_several_kinds_and_a_child_that_cannot_ask_are_reasons_too(request, cards, monkeypatch):
     cards.append(properties(name="Another", major=8))
-    assert untouched.why() == "the cards here are not of one kind: Another, Card"
+    assert request.getfixturevalue("untouched").why() == "the cards here are not of one kind: Another, Card"
     broken = Untouched()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 / 0)
     assert "could not ask for the cards: ZeroDivisionError" in broken.why()

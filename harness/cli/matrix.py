@@ -32,7 +32,9 @@ from reports.prose import heading, say
 @guarded
 @options.takes_settings(options.OF_KERNELS)
 def command(
-    engines: Annotated[str | None, typer.Option(help="Releases, comma-separated.")] = None,
+    engines: Annotated[
+        str | None, typer.Option(help="Releases, comma-separated. Default of a night: the newest.")
+    ] = None,
     cases: Annotated[str | None, typer.Option(help="Corpus cases, comma-separated; with --nights also 'all'.")] = None,
     families: Annotated[
         str | None, typer.Option(help="Draft families, comma-separated, or 'all'; needs --nights.")

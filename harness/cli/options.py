@@ -153,7 +153,10 @@ SETTINGS: dict[str, Any] = {
     ),
 }
 #: Those that change which code of SGLang runs.
-OF_KERNELS = ("dtype", "attention_backend", "cuda_graph", "prefill_cuda_graph", "overlap_schedule", "page_size")
+OF_KERNELS = (
+    *("dtype", "attention_backend", "cuda_graph", "prefill_cuda_graph", "overlap_schedule"),
+    *("enable_overlap_plan_stream", "page_size"),
+)
 
 Command = Callable[..., Any]
 

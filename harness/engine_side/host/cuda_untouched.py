@@ -14,13 +14,13 @@ import contextlib
 import ctypes
 import importlib.abc
 import os
-import pickle
 import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...both_sides.gpus import VISIBLE
+from .beside import Beside
 
 #: What cuCtxGetCurrent returns where nobody has called cuInit.
 NOT_INITIALISED = 3
@@ -34,6 +34,8 @@ class Untouched(importlib.abc.MetaPathFinder):
         self._driver = ctypes.CDLL(DRIVER)
         self._replaced: list[tuple[Any, str, Any]] = []
         self._cards: dict[str | None, list[dict[str, Any]]] = {}
+        #: asked for before anybody wants to know: by which cards may be seen
+        self._ahead: dict[str | None, Beside] = {}
         self._before, self._why = "", ""
 
     def install(self) -> None:
@@ -48,6 +50,7 @@ class Untouched(importlib.abc.MetaPathFinder):
         self._replace(torch._C, "_get_accelerator", lambda *_check: torch.device("cuda"))
         self._replace(torch._C, "_accelerator_getAccelerator", lambda *_check: torch.device("cuda"))
         sys.meta_path.insert(0, self)
+        self._ahead[os.environ.get(VISIBLE)] = self._asked(_every_card)
 
     def restore(self) -> None:
         """As torch has it; in a child of a process that nothing has touched, CUDA works from here on."""
@@ -93,7 +96,7 @@ class Untouched(importlib.abc.MetaPathFinder):
         """Of every card that this process may see: its properties."""
         seen = os.environ.get(VISIBLE)
         if seen not in self._cards:
-            self._cards[seen] = self._named(seen) or self._asked(_every_card)
+            self._cards[seen] = self._named(seen) or self._answer(self._ahead.get(seen) or self._asked(_every_card))
         return self._cards[seen]
 
     def _named(self, seen: str | None) -> list[dict[str, Any]]:
@@ -111,30 +114,24 @@ class Untouched(importlib.abc.MetaPathFinder):
     def _memory(self, device: Any) -> tuple[int, int]:
         import torch
 
-        free, total = self._asked(lambda: torch.cuda.mem_get_info(_index(device)))
+        free, total = self._answer(self._asked(lambda: torch.cuda.mem_get_info(_index(device))))
         return free, total
 
-    def _asked(self, question: Callable[[], Any]) -> Any:
-        """What a child of this process answers, which ends with that; RuntimeError where it cannot."""
-        reads, writes = os.pipe()
-        pid = os.fork()
-        if not pid:
-            try:
-                self.restore()
-                answer = pickle.dumps((question(), ""))
-            except BaseException as error:
-                answer = pickle.dumps((None, f"{type(error).__name__}: {error}"))
-            with os.fdopen(writes, "wb") as pipe:
-                pipe.write(answer)
-            os._exit(0)
-        os.close(writes)
-        with os.fdopen(reads, "rb") as pipe:
-            said = pipe.read()
-        os.waitpid(pid, 0)
-        found, refusal = pickle.loads(said) if said else (None, "it ended without a word")
-        if refusal:
-            raise RuntimeError(f"a child of this process could not ask for the cards: {refusal}")
-        return found
+    def _asked(self, question: Callable[[], Any]) -> Beside:
+        """By a child of this process, for which CUDA works."""
+
+        def restored() -> Any:
+            self.restore()
+            return question()
+
+        return Beside(restored)
+
+    @staticmethod
+    def _answer(asked: Beside) -> Any:
+        try:
+            return asked.answer()
+        except RuntimeError as error:
+            raise RuntimeError(f"a child of this process could not ask for the cards: {error}") from None
 
 
 def _every_card() -> list[dict[str, Any]]:

@@ -40,6 +40,7 @@ _own_package()
 
 from eaglecheck_engine.both_sides import wire  # noqa: E402
 from eaglecheck_engine.engine_side.hooks import ImportHooks  # noqa: E402
+from eaglecheck_engine.engine_side.host.beside import installed_packages  # noqa: E402
 from eaglecheck_engine.engine_side.host.import_patches import install_patches  # noqa: E402
 from eaglecheck_engine.engine_side.host.processes import (  # noqa: E402
     ENV_BOOT,
@@ -144,11 +145,12 @@ def _imported(boot: dict[str, Any]) -> Prepared:
 
         cuda = Untouched()
         cuda.install()
-    import sglang
+    with installed_packages():
+        import sglang
 
-    _check_version(sglang, boot)
-    for name in ("server_args", "entrypoints.engine", "models.registry"):
-        importlib.import_module(f"sglang.srt.{name}")
+        _check_version(sglang, boot)
+        for name in ("server_args", "entrypoints.engine", "models.registry"):
+            importlib.import_module(f"sglang.srt.{name}")
     return Prepared(hooks, ops, cuda)
 
 

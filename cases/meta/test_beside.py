@@ -1,0 +1,37 @@
+"""A forked child answers what is asked while this process goes on."""
+
+import os
+from importlib import metadata
+
+import pytest
+
+from harness.engine_side.host.beside import Beside, installed_packages
+
+
+def test_a_child_answers():
+    assert Beside(os.getppid).answer() == os.getpid()
+
+
+def test_what_the_child_could_not_do_is_said():
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        Beside(lambda: 1 / 0).answer()
+    with pytest.raises(RuntimeError, match="without a word"):
+        Beside(lambda: os._exit(1)).answer()
+
+
+def test_installed_packages_are_those_that_the_library_finds():
+    original = metadata.packages_distributions
+    with installed_packages():
+        assert metadata.packages_distributions is not original
+        assert metadata.packages_distributions() == original()
+        assert metadata.packages_distributions is original
+    with installed_packages():
+        pass
+    assert metadata.packages_distributions is original
+
+
+def test_without_the_childs_answer_the_library_is_asked(monkeypatch):
+    parent = os.getpid()
+    monkeypatch.setattr(metadata, "packages_distributions", lambda: {"found": 1} if os.getpid() == parent else 1 / 0)
+    with installed_packages():
+        assert metadata.packages_distributions() == {"found": 1}

@@ -1,0 +1,64 @@
+"""Questions that a forked child answers while this process goes on importing.
+
+Engine side: standard library only. It must not know what is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from typing import Any
+
+
+class Beside:
+    """`question` is asked at once, in a child that ends with the answer, which is pickled; `answer` waits for it."""
+
+    def __init__(self, question: Callable[[], Any]) -> None:
+        self._reads, writes = os.pipe()
+        self._pid = os.fork()
+        if not self._pid:
+            try:
+                answer = pickle.dumps((question(), ""))
+            except BaseException as error:
+                answer = pickle.dumps((None, f"{type(error).__name__}: {error}"))
+            with os.fdopen(writes, "wb") as pipe:
+                pipe.write(answer)
+            os._exit(0)
+        os.close(writes)
+
+    def answer(self) -> Any:
+        """Asked for once. RuntimeError with what the child says where it has none."""
+        with os.fdopen(self._reads, "rb") as pipe:
+            said = pipe.read()
+        os.waitpid(self._pid, 0)
+        found, refusal = pickle.loads(said) if said else (None, "it ended without a word")
+        if refusal:
+            raise RuntimeError(str(refusal))
+        return found
+
+
+@contextlib.contextmanager
+def installed_packages() -> Iterator[None]:
+    """Inside, which installed package brings which module is known before transformers asks, as it is imported.
+
+    It reads the files of every package: 0.8 s of an import of SGLang where 235 are installed.
+    """
+    original = metadata.packages_distributions
+    asked = Beside(original)
+
+    def answer() -> Any:
+        metadata.packages_distributions = original
+        try:
+            return asked.answer()
+        except RuntimeError:
+            return original()  # which says best what is wrong
+
+    metadata.packages_distributions = answer
+    try:
+        yield
+    finally:
+        if metadata.packages_distributions is answer:  # nobody has asked
+            answer()
