@@ -13,8 +13,11 @@ class Req:
         self.rid = f"{rid}@1"
 
 
-def releases(*, with_order):
-    """(scheduler module, batch module) with as much of SGLang as retraction needs; memory: what the pool says."""
+def releases(*, with_order, asked_to_sort=False):
+    """(scheduler module, batch module) with as much of SGLang as retraction needs; memory: what the pool says.
+
+    asked_to_sort: 0.5.16, which names the order whether it may sort, and says no under speculation.
+    """
 
     class ScheduleBatch:
         memory = True
@@ -28,11 +31,12 @@ def releases(*, with_order):
         if with_order:
 
             @staticmethod
-            def _get_decode_retraction_order(reqs):
-                return list(reversed(range(len(reqs))))
+            def _get_decode_retraction_order(reqs, *, allow_policy_sort=True):
+                return list(range(len(reqs)))[:: -1 if allow_policy_sort else 1]
 
         def retract_decode(self):
-            kept = self._get_decode_retraction_order(self.reqs) if with_order else list(range(len(self.reqs)))
+            told = {"allow_policy_sort": False} if asked_to_sort else {}
+            kept = self._get_decode_retraction_order(self.reqs, **told) if with_order else list(range(len(self.reqs)))
             gone, first = [], True
             while len(kept) > 1 and (first or not self.check_decode_mem(selected_indices=kept)):
                 first = False
@@ -56,9 +60,9 @@ def releases(*, with_order):
     return module, types.SimpleNamespace(__name__="batch", ScheduleBatch=ScheduleBatch)
 
 
-def driven(asked, *rids, with_order=True, memory=True):
+def driven(asked, *rids, with_order=True, asked_to_sort=False, memory=True):
     """What is left of a batch after the next decode, and what was told of it."""
-    module, batches = releases(with_order=with_order)
+    module, batches = releases(with_order=with_order, asked_to_sort=asked_to_sort)
     made = Retraction()
     made.install(HookRegistry(), module, batches)
     made.ask(asked)
@@ -79,8 +83,9 @@ def test_the_named_go_and_the_others_stay_in_the_order_of_the_release():
     assert told == [{"rids": ["b"], "kept": [2, 0], "reason": "asked"}]
 
 
-def test_a_release_that_takes_from_the_end_takes_those_behind_too():
-    left, told = driven(["b"], "a", "b", "c", with_order=False)
+@pytest.mark.parametrize("release", [{"with_order": False}, {"asked_to_sort": True}], ids=["no order", "must not sort"])
+def test_a_release_that_takes_from_the_end_takes_those_behind_too(release):
+    left, told = driven(["b"], "a", "b", "c", **release)
     assert left == ["a@1"]
     assert told == [{"rids": ["c", "b"], "kept": [0], "reason": "asked"}]
 

@@ -212,8 +212,6 @@ def _optional(engine: EngineConfig) -> dict[str, Any]:
 
 def _environment(*, device: str, revert: int | None, engine: EngineConfig) -> dict[str, str]:
     environment = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    # Grammars are compiled by threads: a step waits for them, or a request's batch would depend on their speed.
-    environment["SGLANG_GRAMMAR_POLL_INTERVAL"] = "60"
     # Slots that no window reaches are given back at once, and not 128 tokens at a time; until 0.5.16 every second
     # verify or so, and not once a window.
     environment |= {"SGLANG_SWA_EVICTION_INTERVAL": "1", "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER": "0.25"}

@@ -88,7 +88,10 @@ class Retraction:
     def _order(self, original: Callable[..., list[int]]) -> Callable[..., list[int]]:
         """SGLang's order of who stays longest, the named behind all others."""
 
-        def order(reqs: list[Any], *args: Any) -> list[int]:  # 0.5.17 gives its arguments too
+        def order(reqs: list[Any], *args: Any, allow_policy_sort: bool = True) -> list[int]:
+            if not allow_policy_sort:  # of 0.5.16, under speculation: requests go from the back only
+                return original(reqs, *args, allow_policy_sort=False)
+            # 0.5.17 gives its arguments too
             return sorted(original(reqs, *args), key=lambda i: self._acting and self._named(reqs[i]))
 
         return order

@@ -23,7 +23,7 @@ from ..probes.names import CHAIN_CHOOSER
 from ..probes.probe import Probe
 from ..probes.recorder import Recorder
 from ..probes.staging import StagingBuffer
-from . import draft_input_builder
+from . import draft_input_builder, grammars
 from .gate import Gate
 from .given import facts
 from .import_patches import release_of
@@ -118,6 +118,7 @@ def _install_in(
     gate = Gate(sock, recorder, scheduler, clock)
     probe.hooks.wrap(sys.modules[release.gate[0]], release.gate[1], gate.wrap)
     gate.retraction.install(probe.hooks, module, sys.modules["sglang.srt.managers.schedule_batch"])
+    grammars.install(probe.hooks, sys.modules["sglang.srt.constrained.grammar_manager"])
     for name in [name for name in dir(module.Scheduler) if name.startswith("event_loop")]:
         probe.hooks.wrap(module, f"Scheduler.{name}", around(gate.watch_loop))
     if boot["arguments"]["tp_size"] > 1:
