@@ -26,18 +26,27 @@ import gc, json, os, socket, sys, tempfile
 sys.path.insert(0, {str(ROOT)!r})
 from harness.engine_side.host.fork_server import serve
 
+imported, collections = [], []
+gc.callbacks.append(lambda phase, _: collections.append(phase))
+
 def prepare(boot):
     os.environ["IMPORTED"] = boot["word"]
+    imported.extend([] for _ in range(10_000))
     if boot["word"] == "broken":
         raise ImportError("no such module")
+    collections.clear()
     return [os.getpid(), tempfile.gettempdir(), gc.isenabled()]
+
+def refused(prepared):
+    prepared.append(len(collections))
+    return os.environ.get("NOT", "")
 
 assert sys.argv[1] == "fork-server"
 orders = socket.socket(fileno=int(sys.argv[2]))
-path, (imported_by, _, *collected) = serve(orders, prepare, lambda _: os.environ.get("NOT", ""))
+path, (imported_by, _, collected, looked_through) = serve(orders, prepare, refused)
 print("written by a fork", flush=True)
 answer = {{"pid": os.getpid(), "session": os.getsid(0), "folder": os.getcwd(), "temporary": tempfile.gettempdir()}}
-answer["collects"] = [*collected, gc.isenabled()]
+answer["collects"] = [collected, looked_through, gc.isenabled()]
 answer |= {{"imported_by": imported_by, "chance": __import__("random").random(), "environment": dict(os.environ)}}
 with open(path + ".part", "w") as file:
     json.dump(answer, file)
@@ -106,7 +115,7 @@ def test_forked_hosts_share_what_was_imported_and_nothing_of_each_others_surroun
 
 def test_python_collects_garbage_from_when_everything_is_imported(server, tmp_path):
     answer, _ = fork(server, tmp_path, "one")
-    assert answer["collects"] == [False, True]
+    assert answer["collects"] == [False, 0, True], "nor through what was imported, once it is"
     (tmp_path / "spawns.py").write_text(SPAWNS)
     done = subprocess.run([sys.executable, tmp_path / "spawns.py"], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"], done.stderr

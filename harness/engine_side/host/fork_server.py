@@ -44,10 +44,10 @@ def serve(
     order, _ = wire.receive(orders)
     with uncollected():
         prepared = prepare(order["boot"])
+        # What nobody looks at is never written to, so that the forked share it. Garbage among it may stay: there is
+        # little, and looking for it takes a tenth of the imports' time. Before anybody looks again, which is at once.
+        gc.freeze()
     imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
-    # What nobody looks at is never written to, so that the forked share it. Garbage among it may stay: there is little,
-    # and looking for it takes a tenth of the imports' time.
-    gc.freeze()
     wire.send(orders, {"op": "ready", "refused": refused(prepared)})
     while True:
         try:
