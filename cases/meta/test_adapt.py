@@ -13,7 +13,7 @@ from harness.contract.usage import UsageError
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.refusals import check_possible, refusal, unattended, undrawn
 from harness.engines.envs import EngineEnv
-from harness.engines.launch import GRAPH_SIZES, build_launch, dtype_on
+from harness.engines.launch import BOOT_CHUNK, GRAPH_SIZES, boot_chunk, build_launch, dtype_on
 
 TREE = SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=5)
 SCENARIO = default_scenarios()[0]
@@ -130,6 +130,28 @@ def test_overlap_on_a_gpu_is_what_the_release_does_by_default(launched):
 @pytest.mark.parametrize(("given", "level"), [(True, "full"), (False, "off")])
 def test_an_engine_has_a_probe_or_none(given, level, launched):
     assert launched(device="cpu", probe=given)["probe"] == level
+
+
+@pytest.mark.parametrize(
+    ("settings", "chunk"),
+    [
+        ({}, 4096),
+        ({"max_total_tokens": 160}, 160),
+        ({"max_total_tokens": 16}, BOOT_CHUNK),
+        ({"max_total_tokens": 160, "page_size": 64}, 192),
+        ({"max_total_tokens": 160, "chunked_prefill_size": 2048}, 2048),
+        ({"max_total_tokens": 160, "page_size": 64, "tp_size": 2, "dp_size": 2}, 384),
+        ({"max_total_tokens": 160, "disaggregation": True, "disaggregation_prefill": {"max_total_tokens": 300}}, 300),
+    ],
+)
+def test_a_release_whose_batches_hold_no_more_than_its_chunk_boots_with_one_that_holds_the_pool(
+    launched, settings, chunk
+):
+    """0.5.14 makes the buffers of eager batches once, for the chunk of the boot; the gate sets larger ones later."""
+    assert launched("0.5.14", **settings)["arguments"]["chunked_prefill_size"] == chunk
+    page, asked = settings.get("page_size", 1), settings.get("chunked_prefill_size")
+    for version in ("0.5.13.post1", "0.5.15", "0.5.23"):
+        assert launched(version, **settings)["arguments"]["chunked_prefill_size"] == boot_chunk(page, asked)
 
 
 def test_attention_through_flashinfer_is_refused_where_a_bundle_lacks_its_sources(tmp_path):

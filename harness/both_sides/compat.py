@@ -34,6 +34,7 @@ class Release:
     module whose `verify_tree_greedy_func` walks the tree for it. alarm: where SGLang checks its own pool when idle.
     dp_patches: what DP attention needs on a CPU as well. idle_patches: what lets an idle rank past its crash, F-007.
     mtp_patches: what the multi-layer worker needs on a CPU. mtp_plan_patches: what plans each eager forward, F-011.
+    room_is_chunk: an eager batch has room for as many tokens as the chunk of the boot, whatever the pool holds.
     """
 
     first: str
@@ -50,6 +51,7 @@ class Release:
     dp_patches: tuple[Patch, ...]
     idle_patches: tuple[Patch, ...]
     truncates_at_finish: bool
+    room_is_chunk: bool = False
     overlap: bool | None = None  # the scheduling this row is for; None: either
     mtp_patches: tuple[Patch, ...] = ()
     mtp_plan_patches: tuple[Patch, ...] = ()

@@ -116,7 +116,7 @@ def build_launch(
         },
         "arguments": folders
         | _brought(tokenizer, adapters, device)
-        | _arguments(spec, engine, device, overlap=overlap),
+        | _arguments(spec, engine, device, overlap=overlap, room=_room(env.version, engine, overlap=overlap)),
         "server_args": engine.server_args,
         "optional_arguments": _optional(engine),
         **_switches(engine, lora=bool(adapters), eos=eos, mutants_in_graphs=mutants_in_graphs),
@@ -124,13 +124,14 @@ def build_launch(
     return _sides(Launch(python=env.python, pythonpath=env.pythonpath, boot=boot, ranks=engine.tp_size), engine)
 
 
-def _arguments(spec: SpecConfig, engine: EngineConfig, device: str, *, overlap: bool) -> dict[str, Any]:
+def _arguments(spec: SpecConfig, engine: EngineConfig, device: str, *, overlap: bool, room: int) -> dict[str, Any]:
     return {
         "device": device,
         "context_length": engine.context_length,
         "disable_overlap_schedule": not overlap,
         **_speculation(spec, engine),
         **_serving(engine, device),
+        "chunked_prefill_size": boot_chunk(engine.page_size, engine.chunked_prefill_size, room=room),
         **engine.server_args,
     }
 
@@ -248,12 +249,21 @@ def _environment(*, device: str, revert: int | None, engine: EngineConfig) -> di
     return environment
 
 
-def boot_chunk(page: int, chunk: int | None = None) -> int:
+def boot_chunk(page: int, chunk: int | None = None, *, room: int = 0) -> int:
     """Tokens of a chunk at boot, whole pages. It only switches chunking on; the gate sets each scenario's own size.
 
-    A large one is booted with: SGLang plans its memory for it.
+    A large one is booted with: SGLang plans its memory for it. room: tokens that it holds at least.
     """
-    return -(-(chunk if chunk is not None and chunk > LARGE_CHUNK else BOOT_CHUNK) // page) * page
+    asked = chunk if chunk is not None and chunk > LARGE_CHUNK else BOOT_CHUNK
+    return -(-max(asked, room) // page) * page
+
+
+def _room(version: str, engine: EngineConfig, *, overlap: bool) -> int:
+    """Tokens that the chunk must hold at boot: all that a batch can, where no larger one would fit afterwards."""
+    if not compat.lookup(version, overlap=overlap).room_is_chunk:
+        return 0
+    pool = max(engine.max_total_tokens, engine.prefill_side.max_total_tokens)
+    return -(-pool // engine.page_size) * engine.page_size * engine.dp_size  # it divides the chunk among the ranks
 
 
 def _speculation(spec: SpecConfig, engine: EngineConfig) -> dict[str, Any]:
@@ -296,7 +306,6 @@ def _serving(engine: EngineConfig, device: str) -> dict[str, Any]:
         "disable_hybrid_swa_memory": engine.disable_hybrid_swa_memory,
         "max_total_tokens": engine.max_total_tokens,
         "schedule_conservativeness": engine.schedule_conservativeness,
-        "chunked_prefill_size": boot_chunk(engine.page_size, engine.chunked_prefill_size),
         "mem_fraction_static": engine.mem_fraction_static or 0.5,
         "random_seed": 0,
         **{name: value for name in ASKED if (value := getattr(engine, name))},
