@@ -195,17 +195,19 @@ KILLED = """
 @pytest.mark.engine
 @pytest.mark.parametrize("number", range(30))
 def test_many(number, boot):
-    engine = boot()
-    time.sleep(0.25)
-    if number == {number}:
-        os.kill({victim}, signal.SIGKILL)
-        time.sleep({then})
+    boot()
+    if number == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+    end = time.monotonic() + 60
+    while number > 3 and len(open("boots").readlines()) < 3 and time.monotonic() < end:
+        time.sleep(0.05)  # what is left is for both, however long it takes until another worker is there
 """
 
 
 def test_a_killed_worker_costs_one_failure_and_gives_its_lease_to_the_next(run, tmp_path, machine):
     """As many workers as leases: the replacement can only work with the lease that the dead one had."""
-    done = run(KILLED.format(number=1, victim="os.getpid()", then=60), "-n", "auto", "--gpu-share=39")
+    done = run(KILLED, "-n", "auto", "--gpu-share=39")
     assert "1 failed, 29 passed" in done.stdout, done.stdout
     assert "incomplete" not in done.stdout
     assert "'test_inner.py::test_many[1]'" in done.stdout, "crashed while running"
@@ -244,4 +246,4 @@ def test_a_card_that_is_taken_fails_every_test_with_who_has_it_and_waits_ever_sh
     assert f"taken by process {stranger.pid} (train.py, 68.4 GiB), which is no engine of ours" in done.stdout
     waited = [int(seconds) for seconds in re.findall(r"no GPU lease of 4 GiB after (\d+) s", done.stdout)]
     assert max(waited) >= 2
-    assert waited.count(0) >= len(waited) / 2
+    assert min(waited) < 2

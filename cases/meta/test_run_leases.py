@@ -34,16 +34,14 @@ def stranger(machine):
     process.wait()
 
 
-def test_a_run_on_a_taken_card_is_unknown_names_who_has_it_and_waits_ever_shorter(work, stranger, monkeypatch):
+def test_a_run_on_a_taken_card_is_unknown_and_names_who_has_it(work, stranger, monkeypatch):
     monkeypatch.setenv("EAGLECHECK_GPU_WAIT", "2")
     done = call("run", "--device", "cuda", "--engine", "0.5.13", *BOTH, "--json", "out.json", code=3)
     scenarios = json.loads((work / "out.json").read_text())["scenarios"]
     assert [one["verdict"] for one in scenarios] == ["UNKNOWN", "UNKNOWN"]
     for one in scenarios:
         assert f"taken by process {stranger.pid} (train.py, 68.4 GiB), which is no engine of ours" in one["reasons"][0]
-    first, second = (int(one["reasons"][0].split(" after ")[1].split(" s:")[0]) for one in scenarios)
-    assert first >= 2
-    assert second < first
+    assert int(scenarios[0]["reasons"][0].split(" after ")[1].split(" s:")[0]) >= 2
     assert "waiting for a GPU lease" in done.stdout
     assert "choose another card:  export CUDA_VISIBLE_DEVICES=UUID" in done.stdout
 

@@ -439,6 +439,19 @@ def test_compiled_kernels_come_back_with_their_order_of_age(made, home, tmp_path
     assert reported == ["these kernels are in place already"]
 
 
+def test_a_kernel_that_is_there_is_not_mixed_with_the_one_that_comes_back(made, home, tmp_path):
+    unpack.unpack(made["engines"], progress=quiet)
+    folder = compiled(home)
+    shutil.copytree(folder, folder.with_name("of-another-width"))
+    kernels.save(tmp_path / "kernels", progress=quiet)
+    shutil.rmtree(home / "kernels")
+    folder.mkdir(parents=True)
+    (folder / "cuda.cu").write_text("another process compiles it now")
+    unpack.unpack(tmp_path / "kernels", progress=quiet)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"cuda.cu": "another process compiles it now"}
+    assert (folder.with_name("of-another-width") / "kernel.so").is_file()
+
+
 def test_compiled_kernels_of_a_release_with_its_own_torch_fit_the_machine_they_came_from(split, home, site, tmp_path):
     unpack.unpack(*split[:-1], progress=quiet)
     folder = compiled(home)

@@ -89,8 +89,26 @@ def restore(reader: Reader, *, progress: Progress) -> None:
     folder().mkdir(parents=True, exist_ok=True)
     packed = folder() / archive.member
     reader.save(archive, packed)
+    incoming = folder() / f".{archive.name}.partial"
+    shutil.rmtree(incoming, ignore_errors=True)
     with tarfile.open(packed, "r:xz") as source:
-        source.extractall(folder(), filter="data")
+        source.extractall(incoming, filter="data")
     packed.unlink()
+    _place(incoming, folder())
+    shutil.rmtree(incoming)
     done.touch()
     progress(f"{manifest.trees[0].files} files of compiled kernels are in place")
+
+
+def _place(incoming: Path, there: Path) -> None:
+    """Move in each folder that is not there yet, as a whole: an engine may compile into one that is.
+
+    Of a ninja that finds its log only when it is done, both write one; ninja 1.13 reads neither, and compiles for good.
+    """
+    for one in incoming.iterdir():
+        if not one.is_dir():
+            continue
+        if (there / one.name).exists():
+            _place(one, there / one.name)
+        else:
+            one.rename(there / one.name)
