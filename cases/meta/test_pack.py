@@ -51,7 +51,14 @@ def test_a_release_gets_its_own_pins_and_the_shared_rest_in_import_order(index, 
     manifest = packed(tmp_path / "b", "0.5.13")
     (release,) = manifest.releases
     stems = [name.rpartition("-")[0] for name in release.trees]
-    own = ["stub-ipython", "sglang-0.5.13", "sglang-kernel-0.4.3", "transformers-5.8.1", "xgrammar-0.2.1"]
+    own = [
+        "stub-ipython",
+        "stub-sklearn",
+        "sglang-0.5.13",
+        "sglang-kernel-0.4.3",
+        "transformers-5.8.1",
+        "xgrammar-0.2.1",
+    ]
     assert stems == [*own, "base", "control"]
     assert {"sglang==0.5.13", "sglang-kernel==0.4.3", "transformers==5.8.1"} <= set(index.asked)
     assert "sgl-deep-gemm==0.1.2" not in index.asked  # nothing before 0.5.16 imports it
@@ -74,9 +81,17 @@ def test_two_releases_share_what_is_the_same(index, tmp_path):
     manifest = packed(tmp_path / "b", "0.5.12.post1", "0.5.13")
     first, second = (set(release.trees) for release in manifest.releases)
     assert {name.rpartition("-")[0] for name in first & second} == {
-        *("stub-ipython", "sglang-kernel-0.4.3", "transformers-5.8.1", "xgrammar-0.2.1", "base", "control")
+        *(
+            "stub-ipython",
+            "stub-sklearn",
+            "sglang-kernel-0.4.3",
+            "transformers-5.8.1",
+            "xgrammar-0.2.1",
+            "base",
+            "control",
+        )
     }
-    assert len({tree.name for tree in manifest.trees}) == len(manifest.trees) == 8
+    assert len({tree.name for tree in manifest.trees}) == len(manifest.trees) == 9
     assert index.asked.count("sglang-kernel==0.4.3") == 1
 
 
@@ -165,7 +180,7 @@ def test_a_release_that_pins_another_torch_travels_with_it(index, tmp_path):
     manifest = packed(tmp_path / "b", "0.5.13", "0.5.23", with_torch=True)
     old, new = manifest.releases
     stems = [name.rpartition("-")[0] for name in new.trees]
-    stubs = ["stub-ipython", "stub-cutlass", "stub-flash-mla"]
+    stubs = ["stub-ipython", "stub-cutlass", "stub-flash-mla", "stub-sklearn"]
     own = ["sglang-0.5.23", "sglang-kernel-0.4.10", "transformers-5.19.0", "xgrammar-0.2.7"]
     assert stems == [*stubs, *own, "sgl-deep-gemm-0.2.3.post2", "torch-2.14.1", "triton-3.8.0", "base", "control"]
     assert (old.torch, new.torch, manifest.torch) == ("", "2.14.1+cu130", TORCH)
@@ -174,7 +189,7 @@ def test_a_release_that_pins_another_torch_travels_with_it(index, tmp_path):
         *("SGLANG_ENABLE_JIT_DEEPGEMM", "PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK")
     }
     stands_for = [name for tree in manifest.trees for name in tree.stands_for]
-    assert stands_for == ["IPython", "cutlass", "flash_mla"]
+    assert stands_for == ["IPython", "sklearn", "cutlass", "flash_mla"]
     assert "nvidia-nccl-cu13==2.30.7" not in index.asked
 
 

@@ -98,7 +98,7 @@ def test_each_release_is_found_with_the_machines_own_python_and_torch(made, home
     found = envs.ensure("0.5.13", quiet)
     assert (found.ready, found.python, found.torch) == (True, Path(sys.executable), TORCH)
     stems = [path.name.rpartition("-")[0] for path in found.pythonpath]
-    assert stems[:2] == ["stub-ipython", "sglang-0.5.13"]
+    assert stems[:3] == ["stub-ipython", "stub-sklearn", "sglang-0.5.13"]
     assert all(path.is_dir() and path.parent == home / "parts" for path in found.pythonpath)
     assert dict(found.environ)["TRITON_CACHE_DIR"] == str(home / "kernels" / "triton")
     assert [engine.version for engine in envs.list_installed() if engine.ready] == list(VERSIONS)
@@ -168,7 +168,7 @@ def test_what_a_killed_call_left_behind_does_not_survive(made, home):
 
 def test_a_part_that_has_gone_makes_its_release_damaged_and_comes_back(made, home):
     unpack.unpack(made["engines"], progress=quiet)
-    shutil.rmtree(envs.state("0.5.13").pythonpath[1])
+    shutil.rmtree(envs.state("0.5.13").pythonpath[2])
     assert envs.state("0.5.13").why.startswith("damaged: its part sglang-0.5.13-")
     assert envs.state("0.5.12.post1").ready
     unpack.unpack(made["engines"], progress=quiet)
@@ -478,7 +478,7 @@ def test_the_doctor_takes_what_was_left_out_for_no_damage_and_sees_any_other(mad
     assert found["SGLang 0.5.13"].status == "ok"
     assert "out of a bundle" in found["SGLang 0.5.13"].detail
     assert "engine dependencies" not in found  # a bundle needs none
-    site = envs.state("0.5.13").pythonpath[1]
+    site = envs.state("0.5.13").pythonpath[2]
     (site / "sglang" / "srt" / "same.py").write_text("# patched")
     damaged = next(finding for finding in doctor.diagnose() if finding.name == "SGLang 0.5.13")
     assert (damaged.status, "sglang/srt/same.py" in damaged.detail) == ("missing", True)
