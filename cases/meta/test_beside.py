@@ -1,6 +1,7 @@
 """A forked child answers what is asked while this process goes on."""
 
 import os
+import pickle
 from importlib import metadata
 
 import pytest
@@ -19,11 +20,19 @@ def test_what_the_child_could_not_do_is_said():
         Beside(lambda: os._exit(1)).answer()
 
 
+def test_half_an_answer_is_none(monkeypatch):
+    whole = pickle.dumps(("found", ""))
+    monkeypatch.setattr(pickle, "dumps", lambda _answer: whole[: len(whole) // 2])
+    with pytest.raises(RuntimeError, match="without a word"):
+        Beside(os.getpid).answer()
+
+
 def test_installed_packages_are_those_that_the_library_finds():
     original = metadata.packages_distributions
     with installed_packages():
-        assert metadata.packages_distributions is not original
-        assert metadata.packages_distributions() == original()
+        kept = metadata.packages_distributions
+        assert kept is not original
+        assert kept() == kept() == original()
         assert metadata.packages_distributions is original
     with installed_packages():
         pass

@@ -1,8 +1,8 @@
 """The engine process: boots an unedited SGLang engine with gate and probe, and passes requests to it.
 
 Engine side: started by path inside SGLang's environment (`python -P engine_host.py SOCKET`); standard library, NumPy,
-torch and SGLang only. SGLang spawns its schedulers with this file as their main module, so its top level runs there
-before anything of SGLang is imported: that is where hooks are installed.
+torch and SGLang only. Where SGLang spawns its schedulers, this file is their main module, so its top level runs there
+before anything of SGLang is imported: that is where hooks are installed. Where they are forked, `_fork_children` does.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _run(path: str, prepared: Prepared | None = None) -> None:
     lifeline = connect(path)
     threading.Thread(target=_watch, args=(lifeline,), daemon=True).start()
     boot, _ = wire.receive(sock)
-    held = take_lease(sock, boot)  # its locks are this process's own: they end with it, however it ends
+    held = take_lease(sock, boot)  # its locks end with this process and what is forked from it, however they end
     os.environ.update(boot["environment"])
     # storage behind a host cache is by default in a folder that all engines of a machine share
     os.environ["SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR"] = str(Path(os.environ["TMPDIR"]) / "hicache")
