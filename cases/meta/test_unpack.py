@@ -424,6 +424,14 @@ def compiled(home: Path) -> Path:
     return folder
 
 
+def saved(made: dict[str, Path], home: Path, path: Path) -> None:
+    """A bundle of compiled kernels at `path`, and nothing left of where they were compiled."""
+    unpack.unpack(made["engines"], progress=quiet)
+    compiled(home)
+    kernels.save(path, progress=quiet)
+    shutil.rmtree(home)
+
+
 def test_compiled_kernels_come_back_with_their_order_of_age(made, home, tmp_path):
     unpack.unpack(made["engines"], progress=quiet)
     with pytest.raises(EnvError, match="no kernels have been compiled"):
@@ -450,6 +458,14 @@ def test_a_kernel_that_is_there_is_not_mixed_with_the_one_that_comes_back(made, 
     unpack.unpack(tmp_path / "kernels", progress=quiet)
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"cuda.cu": "another process compiles it now"}
     assert (folder.with_name("of-another-width") / "kernel.so").is_file()
+
+
+def test_damaged_kernels_are_not_to_be_packed_but_compiled(made, home, tmp_path):
+    saved(made, home, tmp_path / "kernels")
+    with pytest.raises(BundleError, match="is damaged") as caught:
+        unpack.unpack(flipped(tmp_path / "kernels", tmp_path / "damaged"), progress=quiet)
+    assert "--keep-kernels" in caught.value.next_step
+    assert "engines pack" not in caught.value.next_step
 
 
 def test_compiled_kernels_of_a_release_with_its_own_torch_fit_the_machine_they_came_from(split, home, site, tmp_path):
@@ -512,7 +528,7 @@ def test_it_starts_with_the_standard_library_alone():
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, cwd="/")
     assert done.stderr.splitlines() == [
         "eaglecheck: cannot read /no/such: No such file or directory",
-        "  name the file that `engines pack` made",
+        "  name a file that `engines pack` or `--keep-kernels` made",
     ]
 
 
