@@ -572,6 +572,13 @@ def test_what_an_interrupted_call_left_is_not_kept_with_the_kernels(made, home, 
     assert not (home / ".incoming").exists()
 
 
+def test_kernels_alone_cannot_be_warmed(made, home, tmp_path, capsys):
+    saved(made, home, tmp_path / "kernels")
+    assert unpack.main([str(tmp_path / "kernels"), "--warm"]) == 3
+    assert "these files hold none" in capsys.readouterr().err
+    assert "these files hold none" in call("engines", "unpack", str(tmp_path / "kernels"), "--warm", code=3).output
+
+
 def test_damaged_kernels_are_not_to_be_packed_but_compiled(made, home, tmp_path):
     saved(made, home, tmp_path / "kernels")
     with pytest.raises(BundleError, match="is damaged") as caught:

@@ -248,8 +248,18 @@ def _write_launchers(manifest: Manifest) -> None:
         partial.replace(place)
 
 
+def check_bootable(versions: Sequence[str]) -> None:
+    """EnvError where there is nothing to boot: bundles of kernels, or of parts, bring no release."""
+    if not versions:
+        raise EnvError(
+            "--warm boots the releases of a bundle, and these files hold none; what they hold is unpacked",
+            next_step="name the releases' bundle too:  python3 -m harness.machines.unpack RELEASES FILES --warm",
+        )
+
+
 def warm(versions: Sequence[str]) -> int:
     """Boot every release once in a process of its own, which finds the packages that have just been unpacked."""
+    check_bootable(versions)
     return subprocess.run([str(launcher()), "-m", "harness.machines.warm", *versions], cwd=CHECKOUT).returncode
 
 
