@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,15 +159,66 @@ def test_an_interrupted_call_leaves_nothing_that_looks_finished_and_the_next_goe
         assert [engine.version for engine in envs.list_installed() if engine.ready] == []
     unpack.unpack(made["engines"], progress=quiet)
     assert [engine.ready for engine in envs.list_installed()] == [True, True]
-    assert not (home / "parts" / ".incoming").exists()
+    assert not (home / ".incoming").exists()
+
+
+def test_an_interrupt_ends_what_unpacks_beside_it(made, home, monkeypatch):
+    extract, ended = unpack._extract, []
+
+    def interrupted(path: Path, target: Path, stop: threading.Event) -> None:
+        if path.name == names[0]:
+            raise KeyboardInterrupt
+        assert stop.wait(60)
+        with pytest.raises(InterruptedError):
+            extract(path, target, stop)
+        ended.append(path.name)
+
+    with bundle_files.opened(made["engines"]) as reader:
+        names = [archive.member for archive in reader.manifest.archives]
+    with monkeypatch.context() as patch:
+        patch.setattr(unpack, "_extract", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            unpack.unpack(made["engines"], progress=quiet)
+    assert sorted(ended) == sorted(names[1:]) != []
+    assert not (home / "parts").exists()
+    assert unpack.unpack(made["engines"], progress=quiet) == VERSIONS
+
+
+def test_an_archive_ends_in_the_middle_of_a_file(tmp_path):
+    class Later(threading.Event):
+        asked = 0
+
+        def is_set(self) -> bool:
+            self.asked += 1
+            return self.asked > 9
+
+    (tmp_path / "large").write_bytes(os.urandom(1 << 20))
+    with tarfile.open(tmp_path / "packed", "w:xz", preset=0) as archive:
+        archive.add(tmp_path / "large", "unpacked")
+    with pytest.raises(InterruptedError):
+        unpack._extract(tmp_path / "packed", tmp_path, Later())
+    assert (tmp_path / "unpacked").stat().st_size < 1 << 20
+
+
+@pytest.mark.parametrize("bundle", ["engines", "kernels"])
+def test_a_disk_that_refuses_is_named_with_what_to_type(made, home, tmp_path, monkeypatch, capsys, bundle):
+    def refuse(self: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    if bundle == "kernels":
+        saved(made, home, tmp_path / "kernels")
+    monkeypatch.setattr(Path, "rename", refuse)
+    assert unpack.main([str(made.get(bundle, tmp_path / bundle))]) == 3
+    assert "No space left on device\n  make room, or choose another place:  export" in capsys.readouterr().err
+    assert not (home / ".incoming").exists()
 
 
 def test_what_a_killed_call_left_behind_does_not_survive(made, home):
-    stale = home / "parts" / ".incoming" / "sglang-0.5.13-0000000000" / "stale.py"
+    stale = home / ".incoming" / "sglang-0.5.13-0000000000" / "stale.py"
     stale.parent.mkdir(parents=True)
     stale.touch()
     unpack.unpack(made["engines"], progress=quiet)
-    assert list((home / "parts").rglob("stale.py")) == []
+    assert list(home.rglob("stale.py")) == []
 
 
 def test_a_part_that_has_gone_makes_its_release_damaged_and_comes_back(made, home):
@@ -204,7 +259,8 @@ def test_a_damaged_file_is_refused_and_nothing_is_installed(made, home, tmp_path
         unpack.unpack(damage(made["engines"], tmp_path / "damaged"), progress=quiet)
     assert caught.value.next_step
     assert envs.list_installed() == ()
-    assert [path.name for path in (home / "parts").glob("*")] in ([], [".incoming"])
+    assert not (home / "parts").exists()
+    assert not (home / ".incoming").exists()
 
 
 def test_a_bundle_of_another_format_names_both(made):
@@ -424,6 +480,14 @@ def compiled(home: Path) -> Path:
     return folder
 
 
+def saved(made: dict[str, Path], home: Path, path: Path) -> None:
+    """A bundle of compiled kernels at `path`, and nothing left of where they were compiled."""
+    unpack.unpack(made["engines"], progress=quiet)
+    compiled(home)
+    kernels.save(path, progress=quiet)
+    shutil.rmtree(home)
+
+
 def test_compiled_kernels_come_back_with_their_order_of_age(made, home, tmp_path):
     unpack.unpack(made["engines"], progress=quiet)
     with pytest.raises(EnvError, match="no kernels have been compiled"):
@@ -436,7 +500,7 @@ def test_compiled_kernels_come_back_with_their_order_of_age(made, home, tmp_path
     assert [(folder / name).stat().st_mtime for name in ("cuda.cu", "kernel.so")] == [1_700_000_000, 1_700_000_009]
     reported: list[str] = []
     unpack.unpack(tmp_path / "kernels", progress=reported.append)
-    assert reported == ["these kernels are in place already"]
+    assert reported == ["0 files of compiled kernels placed, 2 left out: their kernels are there already"]
 
 
 def test_a_kernel_that_is_there_is_not_mixed_with_the_one_that_comes_back(made, home, tmp_path):
@@ -447,9 +511,80 @@ def test_a_kernel_that_is_there_is_not_mixed_with_the_one_that_comes_back(made, 
     shutil.rmtree(home / "kernels")
     folder.mkdir(parents=True)
     (folder / "cuda.cu").write_text("another process compiles it now")
-    unpack.unpack(tmp_path / "kernels", progress=quiet)
+    reported: list[str] = []
+    unpack.unpack(tmp_path / "kernels", progress=reported.append)
+    assert reported == ["2 files of compiled kernels placed, 2 left out: their kernels are there already"]
     assert {path.name: path.read_text() for path in folder.iterdir()} == {"cuda.cu": "another process compiles it now"}
     assert (folder.with_name("of-another-width") / "kernel.so").is_file()
+
+
+@pytest.mark.parametrize(
+    ("incoming", "there", "placed"),
+    [
+        pytest.param("tvm-ffi/k/k.so tvm-ffi/k/obj/k.o", "tvm-ffi/k/k.cu", "", id="begun"),
+        pytest.param("tvm-ffi/k/k.so", "tvm-ffi/k/lock", "", id="locked"),
+        pytest.param("tvm-ffi/k/k.so", "tvm-ffi/k/", "tvm-ffi/k/k.so", id="empty"),
+        pytest.param("tvm-ffi/k/k.so", "tvm-ffi/", "tvm-ffi/k/k.so", id="nothing-yet"),
+        pytest.param("ext/1/k/k.so ext/1/l/l.so", "ext/1/.k.lock ext/1/k/k.cu", "ext/1/l/l.so", id="lock-beside"),
+        pytest.param("tvm-ffi/index", "tvm-ffi/k/k.so", "tvm-ffi/index", id="file-beside"),
+        pytest.param("index", "index", "", id="same-file"),
+        pytest.param("triton/k/k.cubin", "triton", "", id="file-in-the-way"),
+        pytest.param("inductor/ab/x.py inductor/cd/y.py", "inductor/ab/z.py", "inductor/cd/y.py", id="inductor"),
+    ],
+)
+def test_a_kernel_is_placed_as_a_whole_or_not_at_all(tmp_path, incoming, there, placed):
+    for root, names in (("incoming", incoming), ("there", there)):
+        for name in names.split():
+            place = tmp_path / root / name
+            (place if name.endswith("/") else place.parent).mkdir(parents=True, exist_ok=True)
+            if not name.endswith("/"):
+                place.write_text(root)
+    kernels._place(tmp_path / "incoming", tmp_path / "there")
+    found = {str(path.relative_to(tmp_path / "there")): path.read_text() for path in kernels._files(tmp_path / "there")}
+    had = [name for name in there.split() if not name.endswith("/")]
+    assert found == dict.fromkeys(had, "there") | dict.fromkeys(placed.split(), "incoming")
+
+
+def test_a_kernel_that_another_process_makes_meanwhile_stays_its_own(tmp_path, monkeypatch):
+    (tmp_path / "incoming" / "k").mkdir(parents=True)
+    (tmp_path / "incoming" / "k" / "k.so").touch()
+    (tmp_path / "there" / "k").mkdir(parents=True)
+    (tmp_path / "there" / "k" / "k.cu").touch()
+    monkeypatch.setattr(Path, "is_dir", lambda self: self.parent.name != "there" and os.path.isdir(self))
+    kernels._place(tmp_path / "incoming", tmp_path / "there")
+    assert [path.name for path in kernels._files(tmp_path / "there")] == ["k.cu"]
+
+
+def test_what_an_interrupted_call_left_is_not_kept_with_the_kernels(made, home, tmp_path, monkeypatch):
+    saved(made, home, tmp_path / "kernels")
+    unpack.unpack(made["engines"], progress=quiet)
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "_place", lambda *_: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            unpack.unpack(tmp_path / "kernels", progress=quiet)
+    assert not list((home / "kernels").iterdir())
+    assert not (home / ".incoming").exists()
+    compiled(home)
+    for old in (".kernels-1", "kernels-1.tar.xz", ".kernels-1.partial/tvm-ffi/k/k.so", "tvm-ffi/k/lock"):
+        (home / "kernels" / old).parent.mkdir(parents=True, exist_ok=True)
+        (home / "kernels" / old).touch()
+    assert kernels.save(tmp_path / "again", progress=quiet).trees[0].files == 2
+    assert not (home / ".incoming").exists()
+
+
+def test_kernels_alone_cannot_be_warmed(made, home, tmp_path, capsys):
+    saved(made, home, tmp_path / "kernels")
+    assert unpack.main([str(tmp_path / "kernels"), "--warm"]) == 3
+    assert "these files hold none" in capsys.readouterr().err
+    assert "these files hold none" in call("engines", "unpack", str(tmp_path / "kernels"), "--warm", code=3).output
+
+
+def test_damaged_kernels_are_not_to_be_packed_but_compiled(made, home, tmp_path):
+    saved(made, home, tmp_path / "kernels")
+    with pytest.raises(BundleError, match="is damaged") as caught:
+        unpack.unpack(flipped(tmp_path / "kernels", tmp_path / "damaged"), progress=quiet)
+    assert "--keep-kernels" in caught.value.next_step
+    assert "engines pack" not in caught.value.next_step
 
 
 def test_compiled_kernels_of_a_release_with_its_own_torch_fit_the_machine_they_came_from(split, home, site, tmp_path):
@@ -468,7 +603,7 @@ def test_compiled_kernels_of_another_place_are_refused(made, home, tmp_path, mon
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "elsewhere"))
     with pytest.raises(BundleError, match="compiled for an installation in ") as caught:
         unpack.unpack(tmp_path / "kernels", progress=quiet)
-    assert str(home) in caught.value.next_step
+    assert f"EAGLECHECK_HOME={shlex.quote(str(home))}" in caught.value.next_step
 
 
 def test_the_doctor_takes_what_was_left_out_for_no_damage_and_sees_any_other(made, home, monkeypatch):
@@ -512,7 +647,7 @@ def test_it_starts_with_the_standard_library_alone():
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, cwd="/")
     assert done.stderr.splitlines() == [
         "eaglecheck: cannot read /no/such: No such file or directory",
-        "  name the file that `engines pack` made",
+        "  name a file that `engines pack` or `--keep-kernels` made",
     ]
 
 

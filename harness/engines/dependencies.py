@@ -235,6 +235,26 @@ def installing(name: str, progress: Progress) -> Iterator[int]:
         os.close(lock)
 
 
+@contextmanager
+def workplace() -> Iterator[Path]:
+    """An empty folder for what is renamed into its place when it is whole; gone afterwards, whatever happens.
+
+    What a killed call left goes first, so whoever asks holds a lock (see `installing`). EnvError for an OSError.
+    """
+    folder = home() / ".incoming"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir(parents=True)
+        yield folder
+    except OSError as error:
+        raise EnvError(
+            f"cannot read or write{f' {error.filename}' if error.filename else ''}: {error.strerror or error}",
+            next_step="make room, or choose another place:  export EAGLECHECK_HOME=/path; then type the same again",
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def start_afresh(folder: Path, *, need_gb: float, progress: Progress) -> None:
     """Remove what an interrupted or outdated installation left at `folder`, then see that there is room."""
     if os.path.lexists(folder):

@@ -147,6 +147,13 @@ class Manifest:
     def tree(self, name: str) -> Tree:
         return next(tree for tree in self.trees if tree.name == name)
 
+    def again(self, options: str = "") -> str:
+        """How to make another bundle of the same; options: what `engines pack` needs beside the releases."""
+        if self.home:
+            return KERNELS
+        versions = " ".join(release.version for release in self.releases) or "VERSION"
+        return f"pack one where an index is:  eaglecheck engines pack {versions} --output FILE {options}".rstrip()
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
 
@@ -167,7 +174,12 @@ def parse(text: str) -> Manifest:
         raise BundleError(f"the bundle's manifest is not whole ({error!r})", next_step=AGAIN) from error
 
 
-AGAIN = "copy the file again, or pack it again:  eaglecheck engines pack VERSION --output FILE"
+KERNELS = "compile them anew:  eaglecheck engines unpack RELEASES --warm --keep-kernels FILE"
+#: Where nothing is known of a file.
+AGAIN = (
+    "copy the file again, or pack it again:  eaglecheck engines pack VERSION --output FILE\n"
+    f"  if it holds kernels, {KERNELS}"
+)
 
 
 def _record(kind: Any, value: Any) -> Any:

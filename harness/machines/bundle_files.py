@@ -98,18 +98,19 @@ class _File:
     def copy(self, piece: Piece, target: IO[bytes]) -> None:
         """Append a piece to what is open, and check its hash on the way."""
         digest = hashlib.sha256()
+        again = f"copy the file again, or {self.manifest.again()}"
         try:
             source = _member(self._bundle, self._bundle.getmember(piece.member))
             while block := source.read(BLOCK):
                 digest.update(block)
                 target.write(block)
         except (KeyError, tarfile.TarError) as error:
-            raise BundleError(f"{self.path} is cut off: {piece.member} is not whole", next_step=AGAIN) from error
+            raise BundleError(f"{self.path} is cut off: {piece.member} is not whole", next_step=again) from error
         if digest.hexdigest() != piece.sha256:
             raise BundleError(
                 f"{self.path} is damaged: {piece.member} has sha256 {digest.hexdigest()[:12]}…, not "
                 f"{piece.sha256[:12]}…",
-                next_step=AGAIN,
+                next_step=again,
             )
 
 
@@ -169,7 +170,8 @@ def _opened(path: Path, stack: contextlib.ExitStack) -> _File:
         return _File(path, stack.enter_context(tarfile.open(path, "r:")))
     except OSError as error:
         raise BundleError(
-            f"cannot read {path}: {error.strerror or error}", next_step="name the file that `engines pack` made"
+            f"cannot read {path}: {error.strerror or error}",
+            next_step="name a file that `engines pack` or `--keep-kernels` made",
         ) from error
     except tarfile.TarError as error:
         raise BundleError(f"{path} is cut off, or no bundle of eaglecheck ({error})", next_step=AGAIN) from error

@@ -71,19 +71,17 @@ def _card(one: dict[str, str]) -> Card:
 
 def check_machine(manifest: Manifest, progress: Progress) -> None:
     """BundleError if this Python, its torch, the C library, the card or the packages beside torch do not fit."""
-    versions = " ".join(release.version for release in manifest.releases)
-    again = f"pack one that fits where an index is:  eaglecheck engines pack {versions} --output FILE"
     if dependencies.python_tag() != manifest.python:
         raise BundleError(
             f"the bundle is for Python {manifest.python}, this is {dependencies.python_tag()} at {sys.executable}",
-            next_step=f"start it with that Python, or {again} --python {dependencies.python_tag()}",
+            next_step=f"start it with that Python, or {manifest.again(f'--python {dependencies.python_tag()}')}",
         )
     found = torch_version()
     if found != manifest.torch:
         have = f"torch {found}" if found else f"no torch in {sys.executable}"
         raise BundleError(
             f"the bundle is for torch {manifest.torch}, here is {have}",
-            next_step=f"start it with the Python that has it, or {again} --torch {found or 'VERSION'}",
+            next_step=f"start it with the Python that has it, or {manifest.again('--torch ' + (found or 'VERSION'))}",
         )
     library, version = platform.libc_ver()
     if library != "glibc" or _numbers(version) < _numbers(manifest.glibc):

@@ -8,9 +8,12 @@ This module must not compile anything.
 
 from __future__ import annotations
 
+import errno
 import lzma
-import shutil
+import os
+import shlex
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from harness.contract import plain_files
@@ -23,6 +26,8 @@ from harness.machines.bundle_files import Reader
 #: Not worth their bytes, or of one process only.
 LEFT_OUT = (".lock", ".log", ".partial")
 XZ_PRESET = 6
+#: A rename that found something in its place.
+IN_THE_WAY = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 def folder() -> Path:
@@ -31,7 +36,13 @@ def folder() -> Path:
 
 def save(path: Path, *, progress: Progress) -> Manifest:
     """Write what has been compiled so far to a bundle at `path`; EnvError if there is nothing, or no release to fit."""
-    files = sorted(one for one in folder().rglob("*") if one.is_file() and one.suffix not in LEFT_OUT)
+    with dependencies.installing("unpack", progress), dependencies.workplace() as work:
+        return _save(path, work, progress)
+
+
+def _save(path: Path, work: Path, progress: Progress) -> Manifest:
+    # Caches are folders; what else lies beside them is not an engine's.
+    files = sorted(one for cache in folder().glob("[!.]*/") for one in _files(cache) if _is_kept(one))
     markers = [dependencies.read_marker(one) or {} for one in sorted((dependencies.home() / "engines").glob("*"))]
     made_for = next((marker for marker in markers if "trees" in marker), None)
     if not files or made_for is None:
@@ -41,8 +52,6 @@ def save(path: Path, *, progress: Progress) -> Manifest:
         )
     content = [(str(one.relative_to(folder())), one.read_bytes()) for one in files]
     name = bundle.tree_name("kernels", content)
-    work = dependencies.home() / f".{name}"
-    work.mkdir(parents=True, exist_ok=True)
     packed = work / f"{name}.tar.xz"
     with lzma.open(packed, "wb", preset=XZ_PRESET) as target, tarfile.open(fileobj=target, mode="w") as archive:
         for one in files:
@@ -68,47 +77,70 @@ def save(path: Path, *, progress: Progress) -> Manifest:
         home=str(dependencies.home()),
     )
     bundle_files.write(path, manifest, work)
-    shutil.rmtree(work)
     progress(f"{path}: {len(files)} files of compiled kernels, {path.stat().st_size / 2**20:.1f} MiB")
     return manifest
 
 
-def restore(reader: Reader, *, progress: Progress) -> None:
-    """Put saved kernels back; BundleError where this installation is in another place than theirs."""
+def restore(reader: Reader, work: Path, *, progress: Progress) -> None:
+    """Put saved kernels back where none are, by way of the folder `work` on the same disk.
+
+    BundleError where this installation is in another place than theirs.
+    """
     manifest = reader.manifest
     if manifest.home != str(dependencies.home()):
         raise BundleError(
             f"these kernels were compiled for an installation in {manifest.home}, this one is in {dependencies.home()}",
-            next_step=f"put it there:  export EAGLECHECK_HOME={manifest.home}",
+            next_step=f"put it there:  export EAGLECHECK_HOME={shlex.quote(manifest.home)}",
         )
     (archive,) = manifest.archives
-    done = folder() / f".{archive.name}"
-    if done.exists():
-        progress("these kernels are in place already")
-        return
-    folder().mkdir(parents=True, exist_ok=True)
-    packed = folder() / archive.member
+    packed, incoming = work / archive.member, work / "kernels"
     reader.save(archive, packed)
-    incoming = folder() / f".{archive.name}.partial"
-    shutil.rmtree(incoming, ignore_errors=True)
     with tarfile.open(packed, "r:xz") as source:
         source.extractall(incoming, filter="data")
-    packed.unlink()
+    brought = sum(1 for _ in _files(incoming))
+    folder().mkdir(parents=True, exist_ok=True)
     _place(incoming, folder())
-    shutil.rmtree(incoming)
-    done.touch()
-    progress(f"{manifest.trees[0].files} files of compiled kernels are in place")
+    left = sum(1 for _ in _files(incoming))
+    progress(f"{brought - left} files of compiled kernels placed, {left} left out: their kernels are there already")
 
 
 def _place(incoming: Path, there: Path) -> None:
-    """Move in each folder that is not there yet, as a whole: an engine may compile into one that is.
+    """Move in what is not there yet, and leave the rest in `incoming`.
 
-    Of a ninja that finds its log only when it is done, both write one; ninja 1.13 reads neither, and compiles for good.
+    A kernel goes in as a whole or not at all: an engine may compile into the one that is there. Of a ninja that finds
+    its log only when it is done, both write one; ninja 1.13 reads neither, and compiles for good. Folders of kernels
+    are merged. inductor's folders of independent files count as kernels: what is left out there is compiled again.
     """
     for one in incoming.iterdir():
-        if not one.is_dir():
-            continue
-        if (there / one.name).exists():
-            _place(one, there / one.name)
-        else:
-            one.rename(there / one.name)
+        target = there / one.name
+        if one.is_dir() and target.is_dir() and _holds_kernels(target, one):
+            _place(one, target)
+        elif one.is_dir() or not os.path.lexists(target):
+            _move(one, target)
+
+
+def _holds_kernels(target: Path, one: Path) -> bool:
+    """Whether the folder `target`, for which `one` comes, has kernels in it and is not itself one.
+
+    A kernel has files of its own. One without any is a kernel that has just been begun, if `one` is a kernel.
+    """
+    if any(_is_kept(path) for path in target.iterdir() if not path.is_dir()):
+        return False
+    return any(path.is_dir() for path in target.iterdir()) or all(path.is_dir() for path in one.iterdir())
+
+
+def _move(source: Path, target: Path) -> None:
+    """Into a place that is free, or an empty folder; it stays where another process was faster."""
+    try:
+        source.rename(target)
+    except OSError as error:
+        if error.errno not in IN_THE_WAY:
+            raise
+
+
+def _is_kept(path: Path) -> bool:
+    return path.name != "lock" and path.suffix not in LEFT_OUT
+
+
+def _files(place: Path) -> Iterator[Path]:
+    return (one for one in place.rglob("*") if one.is_file())

@@ -10,12 +10,13 @@ This module must not import torch or sglang: it looks at files.
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,12 +52,12 @@ def _unpack(files: Sequence[Path], progress: Progress) -> tuple[str, ...]:
         manifest = reader.manifest
         fit.check_machine(manifest, progress)
         reader.check_there(_needed(manifest))
-        with dependencies.installing("unpack", progress):
+        with dependencies.installing("unpack", progress), dependencies.workplace() as work:
             if manifest.home:
-                kernels.restore(reader, progress=progress)
+                kernels.restore(reader, work, progress=progress)
             for release in manifest.releases:
                 _check_place(release.version)
-            _place_trees(reader, progress)
+            _place_trees(reader, work, progress)
             for tree in manifest.trees:
                 _add_to_others(tree, progress)
             for release in manifest.releases:
@@ -98,7 +99,7 @@ def _needed(manifest: Manifest) -> list[Archive]:
     return [one for one in manifest.archives if manifest.home or (one.part_of or one.name) in wanted]
 
 
-def _place_trees(reader: Reader, progress: Progress) -> None:
+def _place_trees(reader: Reader, incoming: Path, progress: Progress) -> None:
     """Every tree that is not there yet; archives are independent, and xz works on one core each."""
     manifest = reader.manifest
     if manifest.home:
@@ -109,10 +110,7 @@ def _place_trees(reader: Reader, progress: Progress) -> None:
         progress("every part of this bundle is unpacked already")
         return
     dependencies.check_room(1.5 * sum(tree.size for tree in absent) / 1e9, what="to unpack")
-    incoming = parts() / ".incoming"
-    shutil.rmtree(incoming, ignore_errors=True)
     needed = _needed(manifest)
-    incoming.mkdir(parents=True)
     for archive in needed:  # all hashes before anything is unpacked; the tar below is read by one thread at a time
         progress(f"checking {archive.member} ({archive.size / 2**20:.1f} MiB)")
         reader.save(archive, incoming / archive.member)
@@ -120,12 +118,16 @@ def _place_trees(reader: Reader, progress: Progress) -> None:
     for archive in needed:
         if archive.part_of:  # tarfile of Python 3.12.3 fails where another thread makes the same folder at once
             _make_folder(incoming / archive.member, incoming)
+    stop = threading.Event()
     with ThreadPoolExecutor(max_workers=len(needed)) as pool:
-        list(pool.map(lambda archive: _extract(incoming / archive.member, incoming), needed))
+        try:
+            list(pool.map(lambda archive: _extract(incoming / archive.member, incoming, stop), needed))
+        finally:
+            stop.set()  # the pool waits for all of them, after Ctrl-C too
+    parts().mkdir(exist_ok=True)
     for tree in absent:
         _link_machine(tree, incoming / tree.name)
         (incoming / tree.name).rename(parts() / tree.name)
-    shutil.rmtree(incoming)
     progress("compiling Python files")
     folders = [str(parts() / tree.name) for tree in absent if not tree.into]
     # A process of its own: its workers inherit the option, so that nobody reads of others' odd string literals.
@@ -173,15 +175,22 @@ def _add_to_others(tree: Tree, progress: Progress) -> None:
         progress(f"{tree.name.rpartition('-')[0]} is added to {host.rpartition('-')[0]}")
 
 
-def _extract(path: Path, target: Path) -> None:
-    try:
-        with tarfile.open(path, "r:xz") as archive:
-            archive.extractall(target, filter="data")
-    except OSError as error:
-        raise EnvError(
-            f"cannot unpack into {target}: {error.strerror or error}",
-            next_step="choose another place:  export EAGLECHECK_HOME=/path",
-        ) from error
+class _Packed(io.BufferedReader):
+    """An archive that can be read until `stop` is set: nothing else ends a thread that unpacks."""
+
+    def __init__(self, path: Path, stop: threading.Event) -> None:
+        super().__init__(io.FileIO(path))
+        self._stop = stop
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self._stop.is_set():
+            raise InterruptedError
+        return super().read(size)
+
+
+def _extract(path: Path, target: Path, stop: threading.Event) -> None:
+    with _Packed(path, stop) as packed, tarfile.open(fileobj=packed, mode="r:xz") as archive:
+        archive.extractall(target, filter="data")
 
 
 def _make_folder(path: Path, target: Path) -> None:
@@ -239,8 +248,18 @@ def _write_launchers(manifest: Manifest) -> None:
         partial.replace(place)
 
 
+def check_bootable(versions: Sequence[str]) -> None:
+    """EnvError where there is nothing to boot: bundles of kernels, or of parts, bring no release."""
+    if not versions:
+        raise EnvError(
+            "--warm boots the releases of a bundle, and these files hold none; what they hold is unpacked",
+            next_step="name the releases' bundle too:  python3 -m harness.machines.unpack RELEASES FILES --warm",
+        )
+
+
 def warm(versions: Sequence[str]) -> int:
     """Boot every release once in a process of its own, which finds the packages that have just been unpacked."""
+    check_bootable(versions)
     return subprocess.run([str(launcher()), "-m", "harness.machines.warm", *versions], cwd=CHECKOUT).returncode
 
 
@@ -265,7 +284,7 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print("eaglecheck: interrupted; type the same command again to go on", file=sys.stderr)
         return 3
-    _print(f"start it:  {launcher().with_name('eaglecheck')} doctor")
+    _print(f"start it:  {shlex.quote(str(launcher().with_name('eaglecheck')))} doctor")
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ def warm(versions: Sequence[str], *, progress: Progress) -> tuple[Bare, ...]:
         tail = "\n    ".join(log.read_text(errors="replace").strip().splitlines()[-TAIL_LINES:])
         raise EnvError(
             f"{', '.join(failed)} did not run; the log of the first ends:\n    {tail}",
-            next_step=f"read it:  less {log}",
+            next_step=f"read it:  less {shlex.quote(str(log))}",
         )
     return tuple(answers)
 
