@@ -183,6 +183,45 @@ def test_what_comes_to_its_boot_after_the_pool_was_ended_is_not_booted(engines, 
     assert all(one.closed.is_set() for one in engines.started)
 
 
+@pytest.mark.parametrize("where", ["before", "behind"])
+def test_an_engine_that_is_taken_during_an_interrupt_ends_with_the_pool(engines, of_two, monkeypatch, where):
+    of_two.expect([launch("b")])
+    of_two.use(launch("a"))
+    up(of_two)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    if where == "before":
+        monkeypatch.setattr(of_two, "preparing", interrupt)
+    else:
+        made = pool.EnginePool._taken
+        monkeypatch.setattr(pool.EnginePool, "_taken", lambda self, key: interrupt(made(self, key)))
+    with pytest.raises(KeyboardInterrupt):
+        of_two.use(launch("b"))
+    of_two.end()
+    assert [one.name for one in engines.started if not one.closed.is_set()] == []
+
+
+def test_what_does_not_end_keeps_nothing_else_from_ending_and_is_an_error(engines, of_two, monkeypatch):
+    of_two.expect([launch("b"), launch("c")])
+    live = of_two.use(launch("a"))
+    up(of_two)
+    servers = SimpleNamespace(ended=0)
+    servers.close = lambda: setattr(servers, "ended", servers.ended + 1)
+    of_two._fork_servers = servers
+
+    def close():
+        live.closed.set()
+        raise EngineError("it is not gone")
+
+    monkeypatch.setattr(live, "close", close)
+    with pytest.raises(EngineError, match="it is not gone"):
+        of_two.end()
+    assert ([one.closed.is_set() for one in engines.started], servers.ended) == ([True] * 3, 1)
+    monkeypatch.setattr(live, "close", live.closed.set)
+
+
 def test_what_is_wrong_with_a_boot_is_said_when_its_turn_comes(engines, of_two):
     engines.trouble["b"] = [EngineError("it would not start")]
     of_two.expect([launch("b")])

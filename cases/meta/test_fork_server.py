@@ -8,21 +8,22 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from cases.meta.processes import LONG, survivors
+from cases.meta.processes import LONG, survivors, wait_until
 from harness.driving.pool import COPIES, EnginePool
 from harness.engines import fork_server, process
 from harness.engines.errors import EngineError
 from harness.engines.fork_server import ForkServer, ForkServers, can_fork, kind_of
-from harness.engines.process import REVERT, Launch
+from harness.engines.process import REVERT, HostProcess, Launch
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Stands in for the engine host: what it would import is a name in its environment; a fork says who it is and ends.
 HOST = f"""
-import gc, json, os, socket, sys, tempfile
+import gc, json, os, signal, socket, sys, tempfile
 sys.path.insert(0, {str(ROOT)!r})
 from harness.engine_side.host.fork_server import serve
 
@@ -45,6 +46,8 @@ assert sys.argv[1] == "fork-server"
 orders = socket.socket(fileno=int(sys.argv[2]))
 path, (imported_by, _, collected, looked_through) = serve(orders, prepare, refused)
 print("written by a fork", flush=True)
+if "STAYS" in os.environ:
+    signal.pause()
 answer = {{"pid": os.getpid(), "session": os.getsid(0), "folder": os.getcwd(), "temporary": tempfile.gettempdir()}}
 answer["collects"] = [collected, looked_through, gc.isenabled()]
 answer |= {{"imported_by": imported_by, "chance": __import__("random").random(), "environment": dict(os.environ)}}
@@ -87,13 +90,20 @@ def server(launch, tmp_path):
     made.close()
 
 
+def start(server, launch, *place):
+    """The host that was forked."""
+    found = []
+    server.start(launch, *place, found.append)
+    return found[0]
+
+
 def fork(server, folder, name, *, launch=None, **environment):
     """(what a forked host said, its process), once it has ended; it must be waited for by whoever asks."""
     place = folder / name
     (place / "tmp").mkdir(parents=True)
     given = {"TMPDIR": str(place / "tmp"), "PATH": os.environ["PATH"], **environment}
     server.ready()
-    forked = server.start(launch or server.launch, place / "log", str(place / "answer"), given)
+    forked = start(server, launch or server.launch, place / "log", str(place / "answer"), given)
     assert forked.wait(timeout=LONG) == 7
     return json.loads((place / "answer").read_text()), forked
 
@@ -125,7 +135,7 @@ def test_how_a_forked_host_ended_can_be_read_by_others_until_it_is_waited_for(se
     place = tmp_path / "one"
     place.mkdir()
     server.ready()
-    forked = server.start(server.launch, place / "log", str(place / "answer"), dict(os.environ))
+    forked = start(server, server.launch, place / "log", str(place / "answer"), dict(os.environ))
     watched = psutil.Process(forked.pid)
     assert survivors([watched]) == []
     assert forked.poll() == forked.poll() == 7
@@ -157,7 +167,7 @@ def test_a_fork_server_that_was_killed_is_an_error_and_not_a_wait(server, tmp_pa
     server.ready()
     server._process.kill()
     with pytest.raises(EngineError, match="the process that engines are forked from is gone"):
-        server.start(server.launch, tmp_path / "log", str(tmp_path / "answer"), {})
+        start(server, server.launch, tmp_path / "log", str(tmp_path / "answer"), {})
 
 
 def test_a_fork_server_that_is_ended_while_it_is_asked_is_an_error_of_that_engine(server, tmp_path):
@@ -167,8 +177,69 @@ def test_a_fork_server_that_is_ended_while_it_is_asked_is_an_error_of_that_engin
     ends = threading.Timer(0.2, server.close)
     ends.start()
     with pytest.raises(EngineError, match="the process that engines are forked from is gone"):
-        server.start(server.launch, tmp_path / "log", str(tmp_path / "answer"), {})
+        start(server, server.launch, tmp_path / "log", str(tmp_path / "answer"), {})
     ends.join()
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_an_interrupt_during_a_fork_is_heard_at_once_and_what_nobody_knows_of_ends(
+    server, launch, tmp_path, monkeypatch, forks
+):
+    """forks: it has, and its answer comes with the interrupt; else it hangs."""
+    server.ready()
+    running, asked, made = psutil.Process(server._process.pid), [], []
+    if not forks:
+        running.suspend()
+
+    def select(*sockets):
+        asked.append(sockets)
+        if forks:
+            made.extend(wait_until(running.children))
+        signal.raise_signal(signal.SIGINT)
+        return [], [], []
+
+    monkeypatch.setattr(fork_server, "select", SimpleNamespace(select=select))
+    monkeypatch.setattr(process, "BOOT_SECONDS", 1.0)
+    monkeypatch.setenv("STAYS", "1")
+    host = HostProcess(launch=launch, log=tmp_path / "log", start=server.start)
+    with pytest.raises(KeyboardInterrupt):
+        host.boot()
+    assert len(asked) == 1
+    assert survivors([running, *made]) == []
+
+
+def test_an_interrupt_with_the_answer_of_a_fork_leaves_no_host(server, launch, tmp_path, monkeypatch):
+    server.ready()
+    made, receive = [], fork_server.wire.receive
+
+    def interrupted(orders):
+        answer = receive(orders)
+        made.append(psutil.Process(answer[0]["pid"]))
+        signal.raise_signal(signal.SIGINT)
+        return answer
+
+    monkeypatch.setattr(fork_server.wire, "receive", interrupted)
+    monkeypatch.setenv("STAYS", "1")
+    host = HostProcess(launch=launch, log=tmp_path / "log", start=server.start)
+    with pytest.raises(KeyboardInterrupt):
+        host.boot()
+    assert survivors(made) == []
+    assert len(made) == 1
+
+
+def test_what_is_asked_for_while_all_are_ended_does_not_stay(launch, tmp_path, monkeypatch):
+    kept, made, asked = ForkServers(tmp_path), [], []
+    begin = ForkServer.begin
+
+    def ended_before(self):
+        kept.close()
+        begin(self)
+        asked.append(self)  # or it would end as nobody holds it
+        made.append(psutil.Process(self._process.pid))
+
+    monkeypatch.setattr(ForkServer, "begin", ended_before)
+    kept.begin(launch)
+    assert survivors(made) == []
 
 
 def test_one_fork_server_serves_its_kind_and_another_kind_gets_one_of_its_own(launch, tmp_path):

@@ -293,6 +293,14 @@ def test_shards_of_different_nights_are_not_put_together(work, change):
     assert "allowed: shards of one night" in done.stderr
 
 
+def test_a_folder_of_nights_is_no_night_of_shards(work):
+    kept(work / "past", *(nights.night(nights.cell(), day=day) for day in (20, 21)))
+    done = call("night", "past", code=2)
+    assert "past is a folder of 2 nights" in done.stderr
+    assert "eaglecheck night --nights past\n" in done.stderr
+    assert call("night", "--nights", "past").exit_code != 2
+
+
 def newer(path):
     path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
 
@@ -351,8 +359,13 @@ BAD = {
     "two-reverts": ((*NIGHTS, *ONE, "--revert", "25015,26329"), ("--revert: ",)),
     "nothing-runs-there": (
         (*NIGHTS, "--engines", "0.5.11", "--families", "mtp"),
-        ("--engines 0.5.11", "--families mtp"),
+        ("--engines 0.5.11", "--families mtp", "driven from 0.5."),
     ),
+    "no-streams": (
+        (*NIGHTS, "--families", "paged", "--seed", "1", "--enable-overlap-plan-stream"),
+        ("engine.enable_overlap_plan_stream", "allowed: --disable-overlap-plan-stream, or add  --device cuda"),
+    ),
+    "no-streams-for-a-case": ((*NIGHTS, *ONE, "--enable-overlap-plan-stream"), ("no streams on a CPU",)),
     "page": ((*NIGHTS, "--families", "paged", "--page", "4"), ("--page", "--families paged")),
     "no-night": (("night", "--nights", "empty"), ("empty", "eaglecheck matrix --nights empty")),
     "no-shard": (("night", "empty"), ("empty", "eaglecheck matrix", "--shard 1/2")),

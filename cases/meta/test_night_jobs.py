@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +22,7 @@ from harness.cli import night as night_command
 from harness.cli import nightly
 from harness.contract.types import Outcome
 from harness.engines.errors import EngineError
-from harness.night import store
+from harness.night import jobs, store
 from harness.night.cells import Cell
 from harness.night.document import document
 from harness.night.jobs import Setup, drive
@@ -192,6 +193,33 @@ def test_a_full_disk_in_a_process_ends_the_night(tmp_path):
         drive_all(tmp_path / "night", [cell("x", "full"), cell("y", max_running_requests=2)], jobs=2)
 
 
+class Stuck:
+    """A process that ends when it is killed and not before; `clock` goes on while it is waited for."""
+
+    def __init__(self, clock):
+        self.clock, self.asked, self.pid = clock, [], 0
+
+    def terminate(self):
+        self.asked.append(("told", self.clock[0]))
+
+    def join(self, seconds=0.0):
+        self.clock[0] += seconds
+
+    def kill(self):
+        self.asked.append(("killed", self.clock[0]))
+
+
+def test_all_processes_are_told_to_end_and_have_one_time_for_that(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(jobs, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    made = [jobs._Job(process=Stuck(clock), pipe=None, logs=tmp_path) for _ in range(14)]
+    waiting = Waiting(groups=[], together=1)
+    setup = Setup(environments={}, folder=tmp_path)
+    ending = jobs._Jobs(setup=setup, cells=[], most=14, done=print, waiting=waiting, _busy=made[:9], _ending=made[9:])
+    ending._end()
+    assert {tuple(one.process.asked) for one in made} == {(("told", 0.0), ("killed", jobs.ENDING_SECONDS))}
+
+
 # From the command line, on engines that do not start
 
 
@@ -226,8 +254,8 @@ def test_a_night_says_how_many_processes_drove_it_and_each_line_has_its_cell(wor
 
 def test_a_shard_may_be_driven_by_several_processes(work):
     pretended_engine.furnish(work / "home")
-    for number, jobs in ((1, "2"), (2, "1")):
-        call(*NIGHT[:2], "shards", *NIGHT[3:], "--shard", f"{number}/2", "--jobs", jobs, code=0)
+    for number, several in ((1, "2"), (2, "1")):
+        call(*NIGHT[:2], "shards", *NIGHT[3:], "--shard", f"{number}/2", "--jobs", several, code=0)
     assert call("night", "shards").exit_code == 3, "engines did not start"
     (merged,) = store.nights(work / "nights")
     assert (merged.plan.jobs, len(merged.night.cells), merged.night.faults) == (3, 4, ())

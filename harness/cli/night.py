@@ -79,7 +79,7 @@ def command(
 
 def _found(shards: list[Path]) -> list[Kept]:
     """Every shard in the folders that were named; one that holds none is an error."""
-    found = []
+    found = list[Kept]()
     for folder in shards:
         inside = store.parts(folder)
         for half in store.torn(folder):
@@ -93,8 +93,18 @@ def _found(shards: list[Path]) -> list[Kept]:
                 f"{folder} {why}\n  make one in a new folder:  eaglecheck matrix --nights shards --shard 1/2 --seed 7 "
                 "--engines 0.5.23 --cases pr25015,pr26329"
             )
-        found += inside
-    return [store.read(path) for path in dict.fromkeys(path.resolve() for path in found)]
+        found += _of_one_night(folder, [store.read(path) for path in inside])
+    return [*{one.folder.resolve(): one for one in found}.values()]
+
+
+def _of_one_night(folder: Path, inside: list[Kept]) -> list[Kept]:
+    whole = [one for one in inside if one.plan.shard[1] == 1]
+    if len(whole) > 1:
+        raise UsageError(
+            f"{folder} is a folder of {len(whole)} nights, and shards of one night are put together\n"
+            f"  judge the newest of them:  eaglecheck night --nights {whole[-1].folder.parent}"
+        )
+    return inside
 
 
 def _newest(root: Path) -> tuple[Path, Night, bool]:

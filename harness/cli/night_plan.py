@@ -91,19 +91,21 @@ def _cells(asked: Asked) -> list[Cell]:
         raise UsageError(f"--seconds {asked.seconds:g}: out of range\n  allowed: more than 0")
     named = [None] if asked.engines is None else prepare.split_list(asked.engines, option="engines")
     versions = [envs.resolve(name) for name in named]
+    families, place = [FAMILIES[name] for name in asked.chosen_families], _place(asked)
     cells = plan(
         engines=versions,
         cases=[catalogue.load(name) for name in asked.chosen_cases],
-        families=[FAMILIES[name] for name in asked.chosen_families],
+        families=families,
         limits=Limits(scenarios=asked.scenarios, seconds=asked.seconds, seed=_seed(asked), mutants=asked.mutants),
-        place=_place(asked),
+        place=place,
     )
     if not cells:
         options = {"--cases": asked.cases, "--families": asked.families}
         what = " and ".join(f"{name} {text}" for name, text in options.items() if text)
+        why = dict.fromkeys(one.why for one in left_out(engines=versions, families=families, place=place))
         raise UsageError(
-            f"--engines {', '.join(versions)}: nothing of {what} runs there\n"
-            "  allowed: another family or case, a newer release, or more GPUs for several ranks"
+            f"--engines {', '.join(versions)}: nothing of {what} runs there\n  "
+            + (some([*why], 3) or "allowed: another case, or more GPUs for several ranks")
         )
     return cells
 

@@ -9,7 +9,8 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -76,8 +77,8 @@ class EnginePool:
     #: engines that end beside what is driven
     _ending: list[Future[None]] = field(default_factory=list)
     _ends: ThreadPoolExecutor | None = None
-    #: engines whose boot has begun and is nobody's yet
-    _begun: list[Engine] = field(default_factory=list)
+    #: every engine that was not ended yet, also while it boots
+    _made: set[Engine] = field(default_factory=set)
     #: boot configuration -> why it did not boot, each time since it last did
     _failed: dict[str, list[EngineError]] = field(default_factory=dict)
     _turn: Lock = field(default_factory=Lock)
@@ -146,7 +147,7 @@ class EnginePool:
         """The engine that was booted ahead for this, if one was. Where it got no share of a card, none is any more."""
         if not self._expected.get(key):
             return None
-        expected = self._expected[key].pop(0)
+        expected = self._expected[key].pop(0)  # `_made` has the engine, whatever interrupts this
         self._go.set()
         self.preparing("booting ahead", self.logs)
         try:
@@ -156,7 +157,7 @@ class EnginePool:
             self._forget()
             return None
         if engine.process is None or engine.process.poll() is not None:
-            engine.close()
+            self._close(engine)
             return None
         return engine
 
@@ -174,7 +175,7 @@ class EnginePool:
             progress(text)
 
         engine = self._started(launch, log, progress)
-        self._begun.append(engine)
+        self._made.add(engine)
         try:
             if quiet:
                 self._go.wait()
@@ -182,14 +183,12 @@ class EnginePool:
                     raise EngineError("nothing is booted ahead any more")
             engine.boot(progress=progress if quiet else boots)
         except BaseException as error:
-            engine.close()
+            self._close(engine)
             if isinstance(error, NoLease) and self.lease is not None and not quiet:
                 self._patience = max(self._patience, self.lease.wait)
                 half = self.lease.wait / 2
                 self.lease = replace(self.lease, wait=half if half >= LEAST_WAIT else 0.0)
             raise
-        finally:
-            self._begun.remove(engine)
         if self.lease is not None and not quiet:
             self.lease = replace(self.lease, wait=max(self._patience, self.lease.wait))
         return engine
@@ -244,38 +243,49 @@ class EnginePool:
         """End the live engine, if there is one."""
         engine, self._engine = self._engine, None
         if engine is not None:
-            engine.close()
+            self._close(engine)
+
+    def _close(self, engine: Engine) -> None:
+        engine.close()
+        self._made.discard(engine)
 
     def _let_go(self) -> None:
         """The live engine ends while another is used."""
         engine, self._engine = self._engine, None
         if engine is not None:
             self._ends = self._ends or ThreadPoolExecutor(max_workers=1)
-            self._ending.append(self._ends.submit(engine.close))
+            self._ending.append(self._ends.submit(self._close, engine))
 
     def _forget(self) -> None:
-        """End every engine that was booted ahead, and those that still boot."""
+        """End every engine, and those that still boot."""
         expected = [*chain.from_iterable(self._expected.values())]
         self._expected.clear()
-        for one in expected:
-            one.cancel()
-        for engine in [*self._begun]:
-            engine.close()  # whoever boots it fails now
-        for one in expected:
-            if not one.cancelled() and one.exception() is None:
-                one.result().close()
+        with ExitStack() as left:  # in reverse, each whatever becomes of the others
+            left.callback(self._close_all)  # some may have come up meanwhile
+            left.callback(wait, [one for one in expected if not one.cancel()])
+            left.callback(self._close_all)  # whoever boots one fails now
+
+    def _close_all(self) -> None:
+        with ExitStack() as left:
+            for engine in self._made.copy():
+                left.callback(self._close, engine)
 
     def end(self) -> None:
-        """End everything that was started."""
+        """End everything that was started; then EngineError if something would not end."""
         self._ended = True
         self._go.set()
-        self.close()
-        if self._fork_servers is not None:
-            self._fork_servers.close()
-        self._forget()
-        for threads in (self._threads, self._ends):
-            if threads is not None:
-                threads.shutdown()
+        with ExitStack() as left:  # in reverse, each whatever becomes of the others
+            left.callback(self._heard)
+            for threads in (self._ends, self._threads):
+                if threads is not None:
+                    left.callback(threads.shutdown)
+            left.callback(self._forget)
+            if self._fork_servers is not None:
+                left.callback(self._fork_servers.close)
+            self.close()
+
+    def _heard(self) -> None:
+        """Of engines that ended beside what was driven."""
         while self._ending:
             self._ending.pop().result()
 

@@ -97,11 +97,8 @@ def refusal(scenario: Scenario, *, version: str, device: str) -> str:
 
 def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: str = "cpu") -> str:
     """Why SGLang `version` does not run this, with what to do instead; empty if it does."""
-    if device == "cpu" and engine.dtype not in DTYPES[device]:
-        return (
-            f"engine.dtype is {engine.dtype!r}, which kernels on a CPU do not compute in here\n"
-            f"  allowed: {', '.join(DTYPES[device])}, or add  --device cuda"
-        )
+    if why := impossible_on(engine, device=device):
+        return why
     old = Version(version) < FIRST_V2_ONLY
     if old and spec.eagle_topk > 1 and engine.overlap_schedule:
         return (
@@ -115,17 +112,6 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"on {engine.attention_backend}, which SGLang {version} refuses\n"
             f"  allowed: --page-size 1, --attention-backend flashinfer, or a release from {FIRST_V2_ONLY} on"
         )
-    if engine.enable_overlap_plan_stream and device == "cpu":
-        return (
-            "engine.enable_overlap_plan_stream is on, and there are no streams on a CPU\n"
-            "  allowed: --disable-overlap-plan-stream, or add  --device cuda"
-        )
-    backend = engine.server_args.get("hicache_io_backend", "kernel")
-    if device == "cpu" and engine.server_args.get("enable_hierarchical_cache") and backend != "direct":
-        return (
-            f"engine.server_args has enable_hierarchical_cache with hicache_io_backend {backend!r}, whose kernels no "
-            "CPU has\n  allowed: hicache_io_backend direct"
-        )
     if engine.page_size & (engine.page_size - 1) and (device != "cpu" or Version(version) <= LAST_WITH_POWERS):
         return (
             f"engine.page_size is {engine.page_size}, and SGLang {version} "
@@ -133,6 +119,29 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"  allowed: {', '.join(str(2**power) for power in range(10))}"
         )
     return next(_not_there(spec, engine, version), "")
+
+
+def impossible_on(engine: EngineConfig, *, device: str) -> str:
+    """Why no release runs this on a device, with what to do instead; empty if some do."""
+    if device != "cpu":
+        return ""
+    if engine.dtype not in DTYPES[device]:
+        return (
+            f"engine.dtype is {engine.dtype!r}, which kernels on a CPU do not compute in here\n"
+            f"  allowed: {', '.join(DTYPES[device])}, or add  --device cuda"
+        )
+    if engine.enable_overlap_plan_stream:
+        return (
+            "engine.enable_overlap_plan_stream is on, and there are no streams on a CPU\n"
+            "  allowed: --disable-overlap-plan-stream, or add  --device cuda"
+        )
+    backend = engine.server_args.get("hicache_io_backend", "kernel")
+    if engine.server_args.get("enable_hierarchical_cache") and backend != "direct":
+        return (
+            f"engine.server_args has enable_hierarchical_cache with hicache_io_backend {backend!r}, whose kernels no "
+            "CPU has\n  allowed: hicache_io_backend direct"
+        )
+    return ""
 
 
 def _not_there(spec: SpecConfig, engine: EngineConfig, version: str) -> Iterator[str]:

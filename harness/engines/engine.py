@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from harness.engines.side import Meanwhile, Side, StepReport, unpacked
 COLLECT_SECONDS = 15.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Engine:
     """The engine of a launch. Sides take a scheduler step in order; the last one answers, and is the one that decodes.
 
@@ -87,12 +87,12 @@ class Engine:
                 booting = [beside.submit(side.boot) for side in others]
                 try:
                     last.boot(lambda text: progress(f"two sides {text}") if others else progress(text))
+                    for one in booting:
+                        one.result()
                 except BaseException:
                     for side in others:
                         side.close()  # or the pool would wait for its boot
                     raise
-                for one in booting:
-                    one.result()
         except BaseException:
             self.close()
             raise
@@ -260,11 +260,12 @@ class Engine:
 
     def close(self) -> None:
         """End every side's whole process group, by the ids we started; safe to call twice."""
-        for side in self.sides:
-            side.close()
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            folder.cleanup()
+        with ExitStack() as left:  # in reverse, each whatever becomes of the others
+            folder, self._folder = self._folder, None
+            if folder is not None:
+                left.callback(folder.cleanup)
+            for side in self.sides:
+                left.callback(side.close)
 
 
 def _own(message: str, side: str) -> str:

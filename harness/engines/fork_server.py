@@ -21,12 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from harness.both_sides import wire
 from harness.engines import process, temporary_folders
 from harness.engines.errors import EngineError
 from harness.engines.exits import exit_code
-from harness.engines.process import REVERT, Launch, Progress, environment_of
-from harness.engines.processes import interrupts_held
+from harness.engines.process import REVERT, Known, Launch, Progress, environment_of
+from harness.engines.processes import end_group, interrupts_held
 
 #: Of a boot record: what is not looked at before everything is imported; and what only patches for a CPU look at.
 LATER = (
@@ -126,14 +128,17 @@ class ForkServer:
             self.close()
             raise EngineError(f"SGLang could not be imported ({error}); its log: {self.log}") from error
 
-    def start(self, launch: Launch, log: Path, path: str, environment: Mapping[str, str]) -> Forked:
+    def start(self, launch: Launch, log: Path, path: str, environment: Mapping[str, str], known: Known) -> None:
         """A new host, see process.StartHost; launch: of the same kind as this server's."""
         log = log.absolute()  # the server is in another folder than we are
         order = {"op": "fork", "path": path, "log": str(log), "folder": str(log.parent)}
+
+        def forked(answer: dict[str, Any]) -> None:
+            self.hosts.add(answer["pid"])
+            known(Forked(answer["pid"], self))
+
         try:
-            pid = int(self._ask({**order, "environment": dict(environment)})["pid"])
-            self.hosts.add(pid)
-            return Forked(pid, self)
+            self._ask({**order, "environment": dict(environment)}, heard=forked)
         except (OSError, wire.WireClosed) as error:
             raise EngineError(f"the process that engines are forked from is gone; its log: {self.log}") from error
         finally:
@@ -157,8 +162,16 @@ class ForkServer:
             )
         return self._orders
 
-    def _ask(self, order: dict[str, Any] | None, progress: Progress = lambda _text: None) -> dict[str, Any]:
-        """Its answer to an order, None: to the one it has. Without one it is ended: the next would get this one's."""
+    def _ask(
+        self,
+        order: dict[str, Any] | None,
+        progress: Progress = lambda _text: None,
+        heard: Callable[[dict[str, Any]], None] = lambda _answer: None,
+    ) -> dict[str, Any]:
+        """Its answer to an order, None: to the one it has. Without one it is ended: the next would get this one's.
+
+        heard: told of the answer before any interrupt is heard.
+        """
         start = time.monotonic()
         try:
             with self._turn:
@@ -171,7 +184,10 @@ class ForkServer:
                     if time.monotonic() > start + process.BOOT_SECONDS:
                         raise wire.WireClosed("it does not answer")
                     progress(f"booting, imports first ({time.monotonic() - start:.0f} s)")
-                return wire.receive(orders)[0]
+                with interrupts_held():  # it is there by now
+                    answer = wire.receive(orders)[0]
+                    heard(answer)
+                return answer
         except BaseException:
             self.close()
             raise
@@ -183,7 +199,7 @@ class ForkServer:
         self.hosts.discard(pid)
 
     def close(self) -> None:
-        """End it. Forked hosts live on; called twice is once."""
+        """End it. Forked hosts that are known live on; called twice is once."""
         running, self._process = self._process, None
         orders, self._orders = self._orders, None
         folder, self._folder = self._folder, None
@@ -192,11 +208,21 @@ class ForkServer:
                 orders.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer reads its end
             orders.close()
         if running is not None:
+            unknown = _children(running.pid) - self.hosts
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)
             running.wait()
+            for host in unknown:
+                end_group(host)
         if folder is not None:
             folder.cleanup()
+
+
+def _children(pid: int) -> set[int]:
+    """None where it is gone."""
+    with contextlib.suppress(psutil.Error):
+        return {one.pid for one in psutil.Process(pid).children()}
+    return set()
 
 
 @dataclass(slots=True)
@@ -246,9 +272,12 @@ class ForkServers:
                 question(server)
         except EngineError as error:
             server.refused = str(error)  # what is wrong with its imports, an engine's own boot says better
+        if self.closed:  # while it was asked, be it before it was started
+            server.close()
 
     def close(self) -> None:
         """End all of them, and start none any more."""
         self.closed = True
-        while self.servers:
-            self.servers.popitem()[1].close()
+        with contextlib.ExitStack() as left:
+            while self.servers:
+                left.callback(self.servers.popitem()[1].close)

@@ -11,6 +11,7 @@ import selectors
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -87,11 +88,15 @@ def environment_of(launch: Launch) -> dict[str, str]:
     return {**os.environ, "PYTHONUNBUFFERED": "1", **path}
 
 
-def start_host(launch: Launch, log: Path, path: str, environment: Mapping[str, str]) -> Started:
+#: Hears of a host while interrupts are held: nobody else could end it.
+Known = Callable[[Started], None]
+
+
+def start_host(launch: Launch, log: Path, path: str, environment: Mapping[str, str], known: Known) -> None:
     """A host in a session of its own, which connects to the socket at `path`. Raises EngineError."""
-    with log.open("ab") as output:
+    with log.open("ab") as output, interrupts_held():
         try:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 [str(launch.python), "-P", str(HOST), path],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -102,10 +107,11 @@ def start_host(launch: Launch, log: Path, path: str, environment: Mapping[str, s
             )
         except OSError as error:
             raise EngineError(f"cannot start {launch.python}: {error.strerror}") from error
+        known(process)
 
 
 #: A way to start a host: `start_host`, or a fork server's.
-StartHost = Callable[[Launch, Path, str, Mapping[str, str]], Started]
+StartHost = Callable[[Launch, Path, str, Mapping[str, str], Known], None]
 
 
 @dataclass(slots=True)
@@ -124,6 +130,9 @@ class HostProcess:
     #: how each process ends, and which first; known from the boot's end on
     exits: Exits | None = None
     _folder: tempfile.TemporaryDirectory[str] | None = None
+    _closed: bool = False
+    #: of the thread that boots it, and then of one that closes it
+    _turn: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def ranks(self) -> list[Peer]:
@@ -137,25 +146,33 @@ class HostProcess:
         """Start the host and wait for every rank's handshake; EngineError with the log's last lines otherwise.
 
         NoLease when the launch asks for a share of a GPU and there is none. Waiting for one is no part of the boot.
+        EngineError too where another thread closes it meanwhile.
         """
-        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as listener:
+        with self._turn, contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as listener:
             try:
+                self._check_open()
                 path = self._listen(listener)
                 self.log.parent.mkdir(parents=True, exist_ok=True)
                 # SGLang leaves its socket files behind; this folder goes with the engine.
                 environment = {**environment_of(self.launch), "TMPDIR": str(Path(path).parent)}
-                with interrupts_held():  # between the fork and the assignment, nobody could end the process
-                    self.process = self.start(self.launch, self.log, path, environment)
+                self.start(self.launch, self.log, path, environment, self._known)
                 if (asked := self.launch.boot.get("lease")) is not None:
                     self._await(listener, asked["wait"] + LEASE_SECONDS, progress, until="leased")
                 start = time.monotonic()
                 self._await(listener, BOOT_SECONDS * self.launch.patience, progress, until="booted")
+                self.boot_seconds = time.monotonic() - start
+                self.ranks.sort(key=lambda peer: (peer.hello["dp_rank"], peer.hello["tp_rank"]))
+                self._watch_endings()
             except BaseException:
                 self.close()
                 raise
-        self.boot_seconds = time.monotonic() - start
-        self.ranks.sort(key=lambda peer: (peer.hello["dp_rank"], peer.hello["tp_rank"]))
-        self._watch_endings(self.process.pid)
+
+    def _known(self, process: Started) -> None:
+        self.process = process
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("the engine was ended while booting")
 
     def _listen(self, listener: socket.socket) -> str:
         try:
@@ -184,7 +201,8 @@ class HostProcess:
                     if key.fileobj is not listener:
                         said = self._host_answer(progress)
                     elif (peer := self._greet(listener)) is not None and peer.hello["role"] == "host":
-                        wire.send(peer.sock, self.launch.boot)
+                        with contextlib.suppress(wire.WireClosed):  # why it ended is said where it is looked for
+                            wire.send(peer.sock, self.launch.boot)
                         selector.register(peer.sock, selectors.EVENT_READ)
                 if until == "booted":
                     progress(f"booting ({time.monotonic() - start:.0f} s)")
@@ -225,12 +243,15 @@ class HostProcess:
         return str(message["op"])
 
     def _check_alive(self) -> None:
+        self._check_open()
         assert self.process is not None
         if (code := self.process.poll()) is not None:
             raise self._no_boot(f"the engine ended with code {code} while booting")
 
-    def _watch_endings(self, host: int) -> None:
+    def _watch_endings(self) -> None:
         """From now on it is known how each of the engine's processes ends, and which first."""
+        assert self.process is not None
+        host = self.process.pid
         known = {peer.hello["pid"]: "scheduler" for peer in self.ranks}
         with contextlib.suppress(psutil.Error):
             known = {one.pid: "SGLang's own" for one in psutil.Process(host).children(recursive=True)} | known
@@ -255,17 +276,33 @@ class HostProcess:
         return "\n  ".join([f"full log: {self.log}{said}", *ending, *hint])
 
     def close(self) -> None:
-        """End the engine's whole process group, by the id we started; safe to call twice."""
-        process, self.process = self.process, None  # two threads may close at once, while two sides boot
-        watch, self.exits = self.exits, None
-        if watch is not None:
-            watch.stop()
-        if process is not None:
-            end_group(process.pid)
-            process.wait(timeout=CLOSE_SECONDS)
-        for peer in [peer for peers in self.peers.values() for peer in peers]:
-            peer.sock.close()
-        self.peers.clear()
-        folder, self._folder = self._folder, None
-        if folder is not None:
-            folder.cleanup()
+        """End the engine's whole process group, by the id we started; EngineError if it does not end.
+
+        Safe to call twice, and in any thread: whoever boots it fails, and has ended what it started when this returns.
+        """
+        self._closed = True
+        with contextlib.ExitStack() as left:  # in reverse, each whatever becomes of the others
+            left.callback(self._release)
+            watch, self.exits = self.exits, None
+            if watch is not None:
+                watch.stop()
+            if (process := self.process) is not None:
+                end_group(process.pid)
+
+    def _release(self) -> None:
+        """What was killed is waited for, and what it was talked to over goes."""
+        with self._turn, contextlib.ExitStack() as left:
+            folder, self._folder = self._folder, None
+            if folder is not None:
+                left.callback(folder.cleanup)
+            for peer in [peer for peers in self.peers.values() for peer in peers]:
+                left.callback(peer.sock.close)
+            self.peers.clear()
+            process, self.process = self.process, None
+            if process is None:
+                return
+            try:
+                process.wait(timeout=CLOSE_SECONDS)
+            except subprocess.TimeoutExpired as error:
+                why = f"process {process.pid} of the engine was killed and is not gone after {CLOSE_SECONDS:.0f} s"
+                raise EngineError(f"{why}; its log: {self.log}") from error

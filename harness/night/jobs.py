@@ -9,6 +9,7 @@ import faulthandler
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,7 +33,7 @@ from harness.night.waiting import Group, Waiting, groups
 
 #: A cell that ended so many processes is not driven again.
 MOST_LOST = 2
-#: Seconds that a process has to end its engines.
+#: Seconds that all processes together have to end their engines.
 ENDING_SECONDS = 60.0
 
 
@@ -197,13 +198,17 @@ class _Jobs:
         self.waiting.groups += groups(others)
 
     def _end(self) -> None:
-        for job in self._busy:
-            job.process.terminate()
-        for job in (*self._busy, *self._ending):
-            job.process.join(ENDING_SECONDS)
-            if job.process.exitcode is None:
-                job.process.kill()
-                job.process.join()
+        """All are told at once, and have the same time; those that hear of nothing more may be at an engine still."""
+        processes = [job.process for job in (*self._busy, *self._ending)]
+        for process in processes:
+            process.terminate()
+        deadline = time.monotonic() + ENDING_SECONDS
+        for process in processes:
+            process.join(max(deadline - time.monotonic(), 0.0))
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
 
 
 def _unknown(cell: Cell, job: _Job) -> CellResult:
