@@ -40,12 +40,13 @@ class Started:
 
 
 @pytest.fixture
-def start(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
-    (tmp_path / "t").mkdir()
-    monkeypatch.setattr(process, "BOOT_SECONDS", 60.0)
+def start(monkeypatch):
     made = Started()
-    yield made
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # a socket's path has room for about 100 characters
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        monkeypatch.setattr(process, "BOOT_SECONDS", 60.0)
+        yield made
+        monkeypatch.undo()
     for one in made.hosts:
         one.kill()
         one.wait()
@@ -64,40 +65,40 @@ def closes(one):
     return thread
 
 
-def ended(start, tmp_path):
+def ended(start):
     assert start.left() == []
-    assert list((tmp_path / "t").iterdir()) == []
+    assert os.listdir(tempfile.gettempdir()) == []
 
 
-def test_one_that_is_closed_before_its_process_is_known_ends_it_at_once(host, start, tmp_path):
+def test_one_that_is_closed_before_its_process_is_known_ends_it_at_once(host, start):
     beside = []
     start.before = lambda: beside.append(closes(host))
     with pytest.raises(EngineError, match="was ended while booting"):
         host.boot()
     beside[0].join()
-    ended(start, tmp_path)
+    ended(start)
 
 
-def test_one_that_is_closed_while_it_boots_says_so_and_whoever_closes_it_waits_for_that(host, start, tmp_path):
+def test_one_that_is_closed_while_it_boots_says_so_and_whoever_closes_it_waits_for_that(host, start):
     beside = []
     with pytest.raises(EngineError, match="was ended while booting"):
         host.boot(lambda _text: beside or beside.append(closes(host)))
     beside[0].join()
-    ended(start, tmp_path)
+    ended(start)
 
 
-def test_one_that_is_closed_before_its_boot_starts_nothing(host, start, tmp_path):
+def test_one_that_is_closed_before_its_boot_starts_nothing(host, start):
     host.close()
     with pytest.raises(EngineError, match="was ended while booting"):
         host.boot()
     assert start.hosts == []
-    ended(start, tmp_path)
+    ended(start)
 
 
-def test_an_interrupt_while_it_boots_ends_it(host, start, tmp_path):
+def test_an_interrupt_while_it_boots_ends_it(host, start):
     with pytest.raises(KeyboardInterrupt):
         host.boot(lambda _text: signal.raise_signal(signal.SIGINT))
-    ended(start, tmp_path)
+    ended(start)
 
 
 @pytest.fixture
@@ -136,4 +137,4 @@ def test_what_does_not_end_is_an_error_and_keeps_nothing_else_from_ending(stuck,
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(ours)
     engine.close()
-    ended(start, tmp_path)
+    ended(start)

@@ -203,12 +203,18 @@ class ForkServer:
         running, self._process = self._process, None
         orders, self._orders = self._orders, None
         folder, self._folder = self._folder, None
+        unknown = set[int]()
+        if running is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(
+                    running.pid, signal.SIGSTOP
+                )  # it forks nothing more; once it ends, they are nobody's children
+            unknown = _children(running.pid) - self.hosts
         if orders is not None:
             with contextlib.suppress(OSError):
                 orders.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer reads its end
             orders.close()
         if running is not None:
-            unknown = _children(running.pid) - self.hosts
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)
             running.wait()
