@@ -205,10 +205,9 @@ class ForkServer:
         folder, self._folder = self._folder, None
         unknown = set[int]()
         if running is not None:
+            # It forks nothing more; once it has ended, what it forked is nobody's child.
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(
-                    running.pid, signal.SIGSTOP
-                )  # it forks nothing more; once it ends, they are nobody's children
+                os.killpg(running.pid, signal.SIGSTOP)
             unknown = _children(running.pid) - self.hosts
         if orders is not None:
             with contextlib.suppress(OSError):
