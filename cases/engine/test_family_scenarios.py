@@ -11,7 +11,7 @@ from cases.families import FAMILIES
 from harness.checks.judge import judge
 from harness.contract.types import Outcome
 from harness.driving.pairs import checkpoint_pairs
-from harness.driving.refusals import impossible
+from harness.driving.refusals import refusal
 
 FOLDER = Path(__file__).parents[1] / "scenarios"
 REPRODUCER = read_scenario(FOLDER / "tree-slot-cache.json")
@@ -22,9 +22,8 @@ MISREAD = [read_scenario(FOLDER / f"eagle3-{name}.json") for name in ("one-featu
 
 def test_family_scenario_passes(drive_scenario, release, family_scenario, request):
     """`pytest --family NAME` drives all of one family's, whatever the release's own bugs make of them."""
-    refusal = impossible(family_scenario.spec, family_scenario.engine, version=release)
-    if refusal:
-        pytest.skip(refusal)
+    if why := refusal(family_scenario, version=release, device=drive_scenario.device):
+        pytest.skip(why)
     if Version(release) < Version("0.5.13") and not request.config.getoption("--family"):
         pytest.skip("before 0.5.13 the release's own bugs come first")
     outcome = drive_scenario(family_scenario, engine=release)

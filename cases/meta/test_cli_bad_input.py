@@ -22,13 +22,11 @@ from cases.meta import pretended_engine, results
 from cases.meta.command_line import call
 from cases.meta.handmade import set_on
 from harness.both_sides.gpus import CardError
-from harness.cli import scenario_checks
 from harness.cli.main import app
 from harness.cli.outcome import Exit, attempt
 from harness.cli.refused import allowed_at
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
-from harness.coverage import POINTS
 from harness.driving.refusals import check_possible
 from harness.engines import envs
 from harness.engines.engine import Engine
@@ -39,8 +37,6 @@ def place(work, monkeypatch, made_pair):
     """A working folder with every kind of unfit file in it, and a home where every release is ready."""
     monkeypatch.setattr(Engine, "boot", lambda *_, **__: pytest.fail("an engine was booted"))
     monkeypatch.setattr(catalogue, "names", lambda: ["pr25015", "pr26329"])  # the corpus grows, these texts need not
-    few = {"idle_tick", *(name for one in fixed.default_scenarios() for name in one.wants)}
-    monkeypatch.setattr(scenario_checks, "POINTS", {name: POINTS[name] for name in sorted(few)})
     monkeypatch.setattr(catalogue, "EXAMPLE", "working examples:  SCENARIOS/*.json")
     pretended_engine.furnish(work / "home", published=envs.SUPPORTED)
     work = work / "work"
@@ -383,7 +379,6 @@ def test_a_value_of_another_kind_is_refused_with_what_is_allowed(command, option
 
 def test_a_case_that_is_meant_with_an_assumption_says_so(place, monkeypatch):
     monkeypatch.setattr(catalogue, "names", lambda: ["pr25015", "pr25109"])
-    monkeypatch.setattr(scenario_checks, "POINTS", POINTS)
     found = results.run_of(results.judged("one"))
     monkeypatch.setattr("harness.cli.run.run", lambda _plan, **_: found)
     monkeypatch.setattr("harness.cli.run.render_run", lambda *_, **__: None)

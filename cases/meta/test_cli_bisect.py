@@ -15,7 +15,6 @@ import pytest
 from cases import catalogue
 from cases.meta import pretended_engine, results
 from cases.meta.command_line import call
-from cases.meta.handmade import set_on
 from harness.bisect.trials import Subject
 from harness.bisect.verdicts import Cache, Failure, Run
 from harness.cli.bisect_runs import Setting
@@ -48,7 +47,6 @@ def place(work, monkeypatch):
     monkeypatch.chdir(work)
     (work / "empty").mkdir()
     (work / "list.json").write_text("[]")
-    (work / "streams.json").write_text(set_on(CASE.scenario, enable_overlap_plan_stream=True).model_dump_json())
     return work
 
 
@@ -87,8 +85,6 @@ REFUSED = {
     "not-published": (("--case", "pr25015", "--bad", "0.5.11", "--good", "0.5.99"), ("--good", "0.5.99", "0.5.16")),
     "repeat-none": ((*PLAIN[1:], "--repeat", "0"), ("--repeat 0", "1 to 60")),
     "repeat-many": ((*PLAIN[1:], "--repeat", "1000"), ("--repeat 1000", "1 to 60")),
-    "no-streams": ((*PLAIN[1:], "--enable-overlap-plan-stream"), ("no streams on a CPU", "--device cuda")),
-    "file-with-streams": (("--scenario-file", "streams.json", *ENDS), ("of streams.json: ", "no streams on a CPU")),
     "backend": ((*PLAIN[1:], "--backend", "fa3"), ("--attention-backend", "'fa3'", "triton")),
 }
 

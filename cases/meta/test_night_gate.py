@@ -361,11 +361,6 @@ BAD = {
         (*NIGHTS, "--engines", "0.5.11", "--families", "mtp"),
         ("--engines 0.5.11", "--families mtp", "driven from 0.5."),
     ),
-    "no-streams": (
-        (*NIGHTS, "--families", "paged", "--seed", "1", "--enable-overlap-plan-stream"),
-        ("engine.enable_overlap_plan_stream", "allowed: --disable-overlap-plan-stream, or add  --device cuda"),
-    ),
-    "no-streams-for-a-case": ((*NIGHTS, *ONE, "--enable-overlap-plan-stream"), ("no streams on a CPU",)),
     "page": ((*NIGHTS, "--families", "paged", "--page", "4"), ("--page", "--families paged")),
     "no-night": (("night", "--nights", "empty"), ("empty", "eaglecheck matrix --nights empty")),
     "no-shard": (("night", "empty"), ("empty", "eaglecheck matrix", "--shard 1/2")),

@@ -309,6 +309,23 @@ def test_a_family_or_an_assumption_that_nobody_knows_is_refused(inner_session, o
     assert words in done.stderr
 
 
+#: A family whose scenarios no release runs on a CPU, before our plugin looks at it.
+STREAMS = """
+from cases.families import FAMILIES
+from cases.meta.handmade import set_on
+found = FAMILIES["tree"].scenarios
+vars(FAMILIES["tree"])["scenarios"] = tuple(set_on(one, enable_overlap_plan_stream=True) for one in found)
+"""
+
+
+def test_a_family_that_no_release_runs_on_a_device_is_refused(inner_session, tmp_path):
+    (tmp_path / "conftest.py").write_text(STREAMS)
+    done = inner_session(OF_FAMILIES, "test_inner.py", "--family", "tree")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
+    why = "engine.enable_overlap_plan_stream is on, and there are no streams on a CPU"
+    assert f"scenario '{FAMILIES['tree'].scenarios[0].name}': {why}\n  allowed: " in done.stderr
+
+
 def test_a_family_collects_no_file_but_that_of_its_tests():
     """Neither their time nor what others import: without [dev] that is not there."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "--family", "mtp"]

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+import typer
 
+from cases import catalogue
 from cases.catalogue import CaseError, read_scenario
+from cases.meta import handmade, pretended_engine, results
+from cases.meta.command_line import call
+from harness.cli.main import app
 from harness.cli.scenario_checks import check_scenarios
 from harness.contract.usage import UsageError
 
@@ -181,3 +186,53 @@ def test_samples_are_not_to_be_refused(tmp_path):
 @pytest.mark.parametrize("script", [[A, B, DRAIN], [STEP, A, DRAIN, B, DRAIN], [B, DRAIN, STEP, A, DRAIN]])
 def test_several_samples_alone_or_before_others_are_taken(script, tmp_path):
     checked(tmp_path, {"n": 2}, {}, {"rid": "b", "input_ids": [4]}, script=script)
+
+
+STREAM = "--enable-overlap-plan-stream"
+NO_STREAMS = (
+    "engine.enable_overlap_plan_stream is on, and there are no streams on a CPU\n"
+    "  allowed: --disable-overlap-plan-stream, or add  --device cuda\n"
+)
+NO_KERNELS = (
+    "engine.server_args has enable_hierarchical_cache with hicache_io_backend 'kernel', whose kernels no CPU has\n"
+    "  allowed: hicache_io_backend direct\n"
+)
+ENDS = ("--bad", "0.5.11", "--good", "0.5.13")
+#: What brings a scenario that no release runs on a CPU to a command, which scenario it is, and why it is refused.
+IMPOSSIBLE = {
+    ("run", STREAM): ("'single'", NO_STREAMS),
+    ("run", "--scenario-file", "streams.json"): ("'pr25015' of streams.json", NO_STREAMS),
+    ("run", "--scenario-file", "plain.json", STREAM): ("'pr25015' of plain.json", NO_STREAMS),
+    ("fuzz", "--examples", "1", STREAM): ("'", NO_STREAMS),
+    ("matrix", "--engines", "0.5.13", "--cases", "pr25015", STREAM): ("'pr25015'", NO_STREAMS),
+    ("matrix", "--nights", "n", "--engines", "0.5.13", "--cases", "pr25015", STREAM): ("'pr25015'", NO_STREAMS),
+    ("matrix", "--nights", "n", "--families", "paged", STREAM): ("'page4-", NO_STREAMS),
+    ("mutants", "--server-arg", "enable_hierarchical_cache=true"): ("'", NO_KERNELS),
+    ("mutate", STREAM): ("'", NO_STREAMS),
+    ("bisect", "--case", "pr25015", *ENDS, STREAM): ("'pr25015'", NO_STREAMS),
+    ("bisect", "--scenario-file", "streams.json", *ENDS): ("'pr25015' of streams.json", NO_STREAMS),
+    ("bisect", "--case", "reproducer", *ENDS): ("'streams'", NO_STREAMS),
+    ("replay", "reproducer"): ("'streams'", NO_STREAMS),
+}
+
+
+@pytest.mark.parametrize("typed", IMPOSSIBLE, ids=" ".join)
+def test_what_no_release_runs_on_a_device_is_refused_by_every_command_in_the_same_words(typed, work):
+    pretended_engine.furnish(work / "home", published=("0.5.11", "0.5.13", "0.5.23"))
+    plain, streams = catalogue.load("pr25015").scenario, {"enable_overlap_plan_stream": True}
+    (work / "plain.json").write_text(plain.model_dump_json())
+    (work / "streams.json").write_text(handmade.set_on(plain, **streams).model_dump_json())
+    run = results.store(work / "stored", ("streams", results.one_ahead), scenario=streams)
+    next(run.glob("reproducers/*")).rename(work / "reproducer")
+    named, why = IMPOSSIBLE[typed]
+    done = call(*typed, code=2)
+    assert done.stderr.startswith(f"eaglecheck: scenario {named}")
+    assert done.stderr.partition(": engine.")[2] == why.removeprefix("engine.")
+    assert done.stdout == ""
+
+
+def test_no_command_that_drives_scenarios_is_left_out():
+    """Whoever drives leases a GPU for it."""
+    commands = typer.main.get_command(app).commands.items()
+    driving = {name for name, one in commands if "gpu_share" in {param.name for param in one.params}}
+    assert driving == {command for command, *_ in IMPOSSIBLE}

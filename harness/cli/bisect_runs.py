@@ -27,7 +27,6 @@ from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.own_pair import own_pair
 from harness.driving.own_source import source_digest
-from harness.driving.refusals import called, impossible_on
 from harness.driving.results import RunResult
 from harness.driving.runner import run
 from harness.engines import dependencies, envs
@@ -97,8 +96,6 @@ def choose(
     prepare.check_device(chosen.device)
     prepare.gpu_lease(chosen.device, gpu_share)
     (scenario,) = adapted([chosen.subject.scenario], wanted, device=chosen.device)
-    if why := impossible_on(scenario.engine, device=chosen.device):
-        raise UsageError(f"{called(scenario, scenario_file)}: {why}")
     check_scenarios(
         [scenario], device=chosen.device, own=own_pair(*chosen.pair) if chosen.pair else None, files=[scenario_file]
     )

@@ -15,12 +15,13 @@ from rich.console import Console
 from cases.families import FAMILIES
 from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept, typed_again
+from harness.cli.scenario_checks import check_scenarios
 from harness.contract import plain_files
 from harness.contract.outputs import check_target, writable, write_json
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
-from harness.driving.adapt import NOTHING, Wanted
+from harness.driving.adapt import NOTHING, Wanted, adapted
 from harness.engines import envs
 from harness.search import mutant_results
 from harness.search.executed import Followed, One
@@ -100,6 +101,7 @@ def command(
         _check_kept(option, kept_there, version=version, seed=seed)
     place = Place(release=version, device=device, wanted=wanted)
     for name in names:
+        check_scenarios(adapted(FAMILIES[name].scenarios, wanted, device=device), device=device)
         if not place.made(FAMILIES[name].scenarios):
             raise UsageError(f"--family {name}: {place.refusals(FAMILIES[name].scenarios)[0]}")
     lease = prepare.gpu_lease(device, gpu_share)

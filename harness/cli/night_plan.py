@@ -18,7 +18,7 @@ from harness.cli import prepare
 from harness.cli.scenario_checks import check_scenarios
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted, some
-from harness.driving.adapt import Wanted
+from harness.driving.adapt import Wanted, adapted
 from harness.driving.own_source import git_state, own_version, source_digest
 from harness.engines import envs
 from harness.night import store
@@ -69,14 +69,6 @@ class Asked:
 
 def checked_cells(asked: Asked) -> list[Cell]:
     """All there are to drive; UsageError for one that no engine could run."""
-    cells = _cells(asked)
-    for cell in cells:
-        prepare.check_revert(asked.revert, cell.engine)
-        check_scenarios(cell.scenarios, device=asked.device)
-    return cells
-
-
-def _cells(asked: Asked) -> list[Cell]:
     if asked.cases is None and asked.families is None:
         raise UsageError(
             "--nights needs --cases or --families\n"
@@ -91,10 +83,15 @@ def _cells(asked: Asked) -> list[Cell]:
         raise UsageError(f"--seconds {asked.seconds:g}: out of range\n  allowed: more than 0")
     named = [None] if asked.engines is None else prepare.split_list(asked.engines, option="engines")
     versions = [envs.resolve(name) for name in named]
+    for version in versions:
+        prepare.check_revert(asked.revert, version)
+    cases = [catalogue.load(name) for name in asked.chosen_cases]
     families, place = [FAMILIES[name] for name in asked.chosen_families], _place(asked)
+    chosen = [case.scenario for case in cases] + [one for family in families for one in family.scenarios]
+    check_scenarios(adapted(chosen, asked.wanted, device=asked.device), device=asked.device)
     cells = plan(
         engines=versions,
-        cases=[catalogue.load(name) for name in asked.chosen_cases],
+        cases=cases,
         families=families,
         limits=Limits(scenarios=asked.scenarios, seconds=asked.seconds, seed=_seed(asked), mutants=asked.mutants),
         place=place,

@@ -23,7 +23,7 @@ from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
 from harness.driving.checkpoint_files import CheckpointFiles
 from harness.driving.own_pair import OwnPair
-from harness.driving.refusals import first_refusal
+from harness.driving.refusals import first_refusal, impossible_on
 from harness.engines.launch import BACKENDS, SPARSE
 from harness.engines.server_args import taken
 from reference.languages import unreadable
@@ -50,6 +50,8 @@ def check_scenarios(
 
 
 def _problems(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[str]:
+    if why := impossible_on(scenario.engine, device=device):
+        yield why
     yield from _of_engine(scenario, device, None if own is not None else RECIPES.get(scenario.checkpoint))
     if own is not None:
         yield from _of_pair(scenario, own)

@@ -15,7 +15,6 @@ from harness.contract.allowed import Place
 from harness.contract.scenario import Scenario, numbered
 from harness.contract.settings import EngineConfig
 from harness.contract.usage import UsageError, unknown
-from harness.driving.refusals import called, impossible_on
 from harness.engines.launch import BACKENDS, DTYPES
 
 
@@ -54,11 +53,7 @@ def adapted(scenarios: Iterable[Scenario], wanted: Wanted, *, device: str) -> li
     changes = wanted.changes()
     if not changes:
         return list(scenarios)
-    before = list(scenarios)
-    found = [_adapted(scenario, changes) for scenario in before]
-    for old, new in zip(before, found, strict=True):
-        if (why := impossible_on(new.engine, device=device)) and not impossible_on(old.engine, device=device):
-            raise UsageError(f"{called(new, None)}: {why}")
+    found = [_adapted(scenario, changes) for scenario in scenarios]
     if wanted.cuda_graph_max_bs is not None and not any(scenario.engine.cuda_graph for scenario in found):
         raise UsageError(
             f"--cuda-graph-max-bs {wanted.cuda_graph_max_bs}: no scenario runs in CUDA graphs\n"

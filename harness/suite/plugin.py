@@ -96,6 +96,10 @@ def pytest_configure(config: pytest.Config) -> None:
         checked(config.getoption("--assume"))
         config.stash[LEASE] = _lease(config)
         config.stash[RELEASE] = _release(config.getoption("--engine"))
+        if family := config.getoption("--family"):
+            from harness.cli.scenario_checks import check_scenarios  # what it reads of grammars not every session needs
+
+            check_scenarios(FAMILIES[family].scenarios, device=config.getoption("--device"))
     except (UserError, UnknownIssue) as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[COMPLETENESS] = Completeness()
