@@ -572,6 +572,20 @@ def test_what_an_interrupted_call_left_is_not_kept_with_the_kernels(made, home, 
     assert not (home / ".incoming").exists()
 
 
+def test_warming_is_left_to_the_command_that_has_just_been_unpacked(made, home, tmp_path, monkeypatch):
+    """In this process the command's packages need not be there."""
+    monkeypatch.setattr(os, "execv", lambda program, words: started.append((program, *words)))
+    monkeypatch.setattr("harness.machines.warm.warm", lambda versions, **_: (warmed.append(versions), compiled(home)))
+    started, warmed = [], []
+    typed = [str(made["engines"]), "--warm", "--keep-kernels", str(tmp_path / "kernels")]
+    unpack.main(typed)
+    command = str(home / "bin" / "eaglecheck")
+    assert started == [(command, command, "engines", "unpack", *typed)]
+    call(*started[0][2:], code=0)
+    assert warmed == [VERSIONS]
+    assert (tmp_path / "kernels").is_file()
+
+
 def test_kernels_alone_cannot_be_warmed(made, home, tmp_path, capsys):
     saved(made, home, tmp_path / "kernels")
     assert unpack.main([str(tmp_path / "kernels"), "--warm"]) == 3

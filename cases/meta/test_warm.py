@@ -75,9 +75,3 @@ def test_one_that_hangs_is_given_up_and_ended(interpreter, monkeypatch, tmp_path
     for pid in (tmp_path / "pids").read_text().split():
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
-
-
-def test_the_module_exits_3_where_an_engine_does_not_run(interpreter, capsys):
-    interpreter("exit 1")
-    assert warm.main(["0.5.13"]) == 3
-    assert "did not run" in capsys.readouterr().err

@@ -79,7 +79,6 @@ def unpack(
 ) -> Exit:
     """Install the releases of a packed file, without a network."""
     from harness.machines import kernels
-    from harness.machines.unpack import check_bootable
     from harness.machines.unpack import unpack as install_bundle
 
     check_target(keep_kernels, option="keep-kernels", piped=False)
@@ -88,11 +87,10 @@ def unpack(
     def progress(text: str) -> None:
         say(console, text)
 
-    found = install_bundle(*files, progress=progress)
+    found = install_bundle(*files, progress=progress, warm=warm)
     if warm:
         from harness.machines.warm import warm as boot_once
 
-        check_bootable(found)
         boot_once(found, progress=progress)
     if keep_kernels:
         kernels.save(keep_kernels, progress=progress)

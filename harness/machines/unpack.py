@@ -38,13 +38,20 @@ KERNEL_CACHES = {
 }
 
 
-def unpack(*paths: Path, progress: Progress) -> tuple[str, ...]:
+def unpack(*paths: Path, progress: Progress, warm: bool = False) -> tuple[str, ...]:
     """Install every release of the bundles in these files, given in any order; returns their versions.
 
     BundleError for a file that is damaged, missing or not for this machine; EnvError where there is no room, or another
-    kind of installation in the way.
+    kind of installation in the way. warm: they are to be booted next, so EnvError too where there are none: bundles of
+    kernels, or of parts, bring no release.
     """
-    return tuple(version for files in bundle_files.grouped(paths) for version in _unpack(files, progress))
+    versions = tuple(version for files in bundle_files.grouped(paths) for version in _unpack(files, progress))
+    if warm and not versions:
+        raise EnvError(
+            "--warm boots the releases of a bundle, and these files hold none; what they hold is unpacked",
+            next_step="name the releases' bundle too:  python3 -m harness.machines.unpack RELEASES FILES --warm",
+        )
+    return versions
 
 
 def _unpack(files: Sequence[Path], progress: Progress) -> tuple[str, ...]:
@@ -248,34 +255,20 @@ def _write_launchers(manifest: Manifest) -> None:
         partial.replace(place)
 
 
-def check_bootable(versions: Sequence[str]) -> None:
-    """EnvError where there is nothing to boot: bundles of kernels, or of parts, bring no release."""
-    if not versions:
-        raise EnvError(
-            "--warm boots the releases of a bundle, and these files hold none; what they hold is unpacked",
-            next_step="name the releases' bundle too:  python3 -m harness.machines.unpack RELEASES FILES --warm",
-        )
-
-
-def warm(versions: Sequence[str]) -> int:
-    """Boot every release once in a process of its own, which finds the packages that have just been unpacked."""
-    check_bootable(versions)
-    return subprocess.run([str(launcher()), "-m", "harness.machines.warm", *versions], cwd=CHECKOUT).returncode
-
-
 def main(arguments: Sequence[str]) -> int:
     """`python3 -m harness.machines.unpack FILES`: exit 0, 2 for an unusable bundle, 3 for an unusable place."""
     parser = argparse.ArgumentParser(
-        prog="python3 -m harness.machines.unpack", description="Install the releases of a bundle."
+        prog="python3 -m harness.machines.unpack", description="Install the releases of a bundle.", allow_abbrev=False
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="made by `eaglecheck engines pack`")
     parser.add_argument("--warm", action="store_true", help="boot each release once, to compile its kernels")
     parser.add_argument("--keep-kernels", type=Path, metavar="FILE", help="write the compiled kernels to a bundle")
     chosen = parser.parse_args(arguments)
     try:
-        versions = unpack(*chosen.files, progress=_print)
-        if chosen.warm and (code := warm(versions)):
-            return code
+        unpack(*chosen.files, progress=_print, warm=chosen.warm)
+        if chosen.warm:  # by the command itself, which finds the packages that have just been unpacked
+            command = str(launcher().with_name("eaglecheck"))
+            os.execv(command, [command, "engines", "unpack", *arguments])
         if chosen.keep_kernels:
             kernels.save(chosen.keep_kernels, progress=_print)
     except EnvError as error:

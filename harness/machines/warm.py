@@ -7,12 +7,9 @@ not judge what was generated.
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from harness.both_sides import leases
@@ -93,18 +90,3 @@ def _summary(found: Bare) -> str:
     tokens, rounds = sum(map(len, found.texts or ())), sum(count or 0 for count in found.verifies)
     took = found.took
     return f"imported in {took['import']:.0f} s, booted in {took['boot']:.0f} s, {tokens} tokens in {rounds} rounds"
-
-
-def main(versions: Sequence[str]) -> int:
-    """`python -m harness.machines.warm VERSION…`: 0, or 3 where an engine did not run."""
-    try:
-        answers = warm(versions, progress=lambda line: print(line, file=sys.stderr, flush=True))
-    except EnvError as error:
-        print(f"eaglecheck: {error}", file=sys.stderr)
-        return 3
-    print(json.dumps([asdict(one) for one in answers]))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
