@@ -213,12 +213,22 @@ def test_a_disk_that_refuses_is_named_with_what_to_type(made, home, tmp_path, mo
     assert not (home / ".incoming").exists()
 
 
-def test_what_a_killed_call_left_behind_does_not_survive(made, home):
-    stale = home / ".incoming" / "sglang-0.5.13-0000000000" / "stale.py"
+@pytest.mark.parametrize("folder", [".incoming", "parts/.incoming"])
+def test_what_a_killed_call_left_behind_survives_until_nobody_unpacks(made, home, folder):
+    def waiting(said: str) -> None:
+        raise InterruptedError(said)
+
+    stale = home / folder / "sglang-0.5.13-0000000000" / "stale.py"
     stale.parent.mkdir(parents=True)
     stale.touch()
+    with (
+        dependencies.installing("unpack", progress=quiet),
+        pytest.raises(InterruptedError, match="another process is installing unpack"),
+    ):
+        unpack.unpack(made["engines"], progress=waiting)
+    assert stale.exists()
     unpack.unpack(made["engines"], progress=quiet)
-    assert list(home.rglob("stale.py")) == []
+    assert not (home / folder).exists()
 
 
 def test_a_part_that_has_gone_makes_its_release_damaged_and_comes_back(made, home):

@@ -13,6 +13,7 @@ import argparse
 import io
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -60,6 +61,7 @@ def _unpack(files: Sequence[Path], progress: Progress) -> tuple[str, ...]:
         fit.check_machine(manifest, progress)
         reader.check_there(_needed(manifest))
         with dependencies.installing("unpack", progress), dependencies.workplace() as work:
+            shutil.rmtree(parts() / ".incoming", ignore_errors=True)  # where older checkouts unpacked, under this lock
             if manifest.home:
                 kernels.restore(reader, work, progress=progress)
             for release in manifest.releases:
