@@ -179,7 +179,7 @@ from harness.cli.main import app
 from harness.engines import process
 
 def spawn(*_):
-    print("slow:", sorted({"torch", "transformers", "pandas", "sglang"} & set(sys.modules)), flush=True)
+    print("slow:", sorted({"torch", "transformers", "pandas", "hypothesis", "sglang"} & set(sys.modules)), flush=True)
     os._exit(0)
 
 envs.current = lambda: None

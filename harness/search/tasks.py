@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 
 from cases.families import FAMILIES
-from cases.generation import generate
 from cases.programs import EXERCISES
 from harness.contract.scenario import Scenario
 from harness.driving.adapt import NOTHING, Wanted, adapted
@@ -184,6 +183,8 @@ def _generated(
     boots: Mapping[str, Sequence[Sound]], place: Place, examples: int, seed: int
 ) -> Iterator[list[Scenario]]:
     """Generated scenarios on the first boot configuration, and on two of its family that no fixed set drives."""
+    from cases.generation import generate  # Hypothesis
+
     families = [FAMILIES[ran[0].family] for ran in boots.values() if examples][:1]
     every = [boot for family in families for boot in family.boots if boot.works_on(place.release)]
     every.sort(key=lambda boot: boot.boot_key() not in boots)
