@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import importlib.abc
 import os
 import sys
@@ -43,8 +42,6 @@ class Untouched(importlib.abc.MetaPathFinder):
         import torch
 
         cuda = torch.cuda
-        counted = functools.cache(lambda _seen, count=cuda.device_count: count())  # asked for some fifty times
-        self._replace(cuda, "device_count", lambda: counted(os.environ.get(VISIBLE)))
         self._replace(cuda, "current_device", lambda: 0)
         self._replace(cuda, "get_device_properties", lambda device=None: self._card(device))
         self._replace(cuda, "get_device_name", lambda device=None: self._card(device).name)
