@@ -10,21 +10,21 @@ from harness.engine_side.host.beside import Beside, installed_packages
 
 
 def test_a_child_answers():
-    assert Beside(os.getppid).answer() == os.getpid()
+    assert Beside(os.getppid, about="its parent").answer() == os.getpid()
 
 
 def test_what_the_child_could_not_do_is_said():
-    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        Beside(lambda: 1 / 0).answer()
+    with pytest.raises(RuntimeError, match="could not ask for a quotient: ZeroDivisionError"):
+        Beside(lambda: 1 / 0, about="a quotient").answer()
     with pytest.raises(RuntimeError, match="without a word"):
-        Beside(lambda: os._exit(1)).answer()
+        Beside(lambda: os._exit(1), about="nothing").answer()
 
 
 def test_half_an_answer_is_none(monkeypatch):
     whole = pickle.dumps(("found", ""))
     monkeypatch.setattr(pickle, "dumps", lambda _answer: whole[: len(whole) // 2])
     with pytest.raises(RuntimeError, match="without a word"):
-        Beside(os.getpid).answer()
+        Beside(os.getpid, about="its id").answer()
 
 
 def test_installed_packages_are_those_that_the_library_finds():

@@ -123,7 +123,9 @@ def test_its_settings_reach_the_engines_process(made, home, tmp_path):
     unpack.unpack(made["engines"], progress=quiet)
     pair = {"target": tmp_path, "draft": tmp_path}
     launch = build_launch(env=envs.state("0.5.13"), spec=SpecConfig(), engine=EngineConfig(), **pair)
-    assert launch.boot["environment"]["TVM_FFI_CACHE_DIR"] == str(home / "kernels" / "tvm-ffi")
+    kept = {name: launch.boot["environment"][name] for name in unpack.KERNEL_CACHES}
+    assert {Path(place).parent for place in kept.values()} == {home / "kernels"}
+    assert len(set(kept.values())) == len(kept)
 
 
 def test_a_second_call_unpacks_nothing(made, home):

@@ -33,6 +33,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 PREFIX = "PYTHONPYCACHEPREFIX"
 #: Where kernels go that are compiled at first use: one folder for all of them, so that it can be kept and cleared.
 KERNEL_CACHES = {
+    "SGLANG_JIT_CACHE_DIR": "kernels/sglang-jit",  # from 0.5.18 on; tvm-ffi's own before
     "TVM_FFI_CACHE_DIR": "kernels/tvm-ffi",
     "FLASHINFER_WORKSPACE_BASE": "kernels/flashinfer",
     "TRITON_CACHE_DIR": "kernels/triton",

@@ -14,9 +14,13 @@ from typing import Any
 
 
 class Beside:
-    """`question` is asked at once, in a child that ends with the answer, which is pickled; `answer` waits for it."""
+    """`question` is asked at once, in a child that ends with the answer, which is pickled; `answer` waits for it.
 
-    def __init__(self, question: Callable[[], Any]) -> None:
+    about: what is asked for, in words for an error.
+    """
+
+    def __init__(self, question: Callable[[], Any], *, about: str) -> None:
+        self._about = about
         reads, writes = os.pipe()
         self._pid = os.fork()
         if not self._pid:
@@ -40,7 +44,7 @@ class Beside:
         except (EOFError, pickle.UnpicklingError):  # it was ended before it had said all
             found, refusal = None, "it ended without a word"
         if refusal:
-            raise RuntimeError(str(refusal))
+            raise RuntimeError(f"a child of this process could not ask for {self._about}: {refusal}")
         return found
 
 
@@ -51,7 +55,7 @@ def installed_packages() -> Iterator[None]:
     It reads the files of every package: 0.8 s of an import of SGLang where 235 are installed.
     """
     original = metadata.packages_distributions
-    asked: list[Beside] = [Beside(original)]
+    asked: list[Beside] = [Beside(original, about="the installed packages")]
 
     def answer() -> Any:
         metadata.packages_distributions = original

@@ -96,7 +96,7 @@ class Untouched(importlib.abc.MetaPathFinder):
         """Of every card that this process may see: its properties."""
         seen = os.environ.get(VISIBLE)
         if seen not in self._cards:
-            self._cards[seen] = self._named(seen) or self._answer(self._meanwhile(seen))
+            self._cards[seen] = self._named(seen) or self._meanwhile(seen).answer()
         return self._cards[seen]
 
     def _meanwhile(self, seen: str | None) -> Beside:
@@ -118,7 +118,7 @@ class Untouched(importlib.abc.MetaPathFinder):
     def _memory(self, device: Any) -> tuple[int, int]:
         import torch
 
-        free, total = self._answer(self._asked(lambda: torch.cuda.mem_get_info(_index(device))))
+        free, total = self._asked(lambda: torch.cuda.mem_get_info(_index(device))).answer()
         return free, total
 
     def _asked(self, question: Callable[[], Any]) -> Beside:
@@ -128,14 +128,7 @@ class Untouched(importlib.abc.MetaPathFinder):
             self.restore()
             return question()
 
-        return Beside(restored)
-
-    @staticmethod
-    def _answer(asked: Beside) -> Any:
-        try:
-            return asked.answer()
-        except RuntimeError as error:
-            raise RuntimeError(f"a child of this process could not ask for the cards: {error}") from None
+        return Beside(restored, about="the cards")
 
 
 def _every_card() -> list[dict[str, Any]]:

@@ -138,20 +138,24 @@ def _imported(boot: dict[str, Any]) -> Prepared:
     """The patches, and behind them everything that SGLang's engine and schedulers import before they know more."""
     # what is reverted is each engine's own matter, and later
     os.environ.update({name: value for name, value in boot["environment"].items() if name != "SGLANG_DEBUG_REVERT_PR"})
-    hooks, ops = install_patches(boot)
-    cuda = None
-    if boot["device"] == "cuda":
-        from eaglecheck_engine.engine_side.host.cuda_untouched import Untouched
-
-        cuda = Untouched()
-        cuda.install()
-    with installed_packages():
+    with installed_packages():  # as early as can be: it takes a child as long as torch's import takes this process
+        hooks, ops = install_patches(boot)
+        cuda = _kept_out() if boot["device"] == "cuda" else None
         import sglang
 
         _check_version(sglang, boot)
         for name in ("server_args", "entrypoints.engine", "models.registry"):
             importlib.import_module(f"sglang.srt.{name}")
     return Prepared(hooks, ops, cuda)
+
+
+def _kept_out() -> Any:
+    """What keeps CUDA out of this process, from now on."""
+    from eaglecheck_engine.engine_side.host.cuda_untouched import Untouched
+
+    cuda = Untouched()
+    cuda.install()
+    return cuda
 
 
 def main() -> None:
