@@ -168,6 +168,7 @@ def test_an_interrupt_ends_what_unpacks_beside_it(made, home, monkeypatch):
     extract, ended = unpack._extract, []
 
     def interrupted(path: Path, target: Path, stop: threading.Event) -> None:
+        begun.wait(60)  # what has not begun by then never does
         if path.name == names[0]:
             raise KeyboardInterrupt
         assert stop.wait(60)
@@ -177,6 +178,7 @@ def test_an_interrupt_ends_what_unpacks_beside_it(made, home, monkeypatch):
 
     with bundle_files.opened(made["engines"]) as reader:
         names = [archive.member for archive in reader.manifest.archives]
+    begun = threading.Barrier(len(names))
     with monkeypatch.context() as patch:
         patch.setattr(unpack, "_extract", interrupted)
         with pytest.raises(KeyboardInterrupt):
