@@ -291,6 +291,18 @@ def test_a_night_whose_gpu_is_taken_is_red_and_says_who_has_it(work, machine, mo
 def test_shards_of_different_nights_are_not_put_together(work, change):
     done = call("night", *shards(work / "one", 1), *shards(work / "other", 2, **change), code=2)
     assert "allowed: shards of one night" in done.stderr
+    assert not (work / "nights").exists()
+
+
+def test_a_shard_that_cannot_be_copied_leaves_no_night_behind(work):
+    shard = nights.night(nights.cell("eagle", nights.seen()), shard=(1, 2))
+    kept(work / "shard", shard)
+    reproducer = work / "shard" / shard.plan.id / nights.seen().reproducer
+    reproducer.mkdir(parents=True)
+    os.mkfifo(reproducer / "scenario.json")
+    done = call("night", "shard", code=2)
+    assert "scenario.json: it is a named pipe" in done.stderr
+    assert not (work / "nights").exists()
 
 
 def test_a_folder_of_nights_is_no_night_of_shards(work):
@@ -341,6 +353,7 @@ BAD = {
     "families-without-nights": (("matrix", "--families", "all"), ("--families", "--nights FOLDER")),
     "shard-without-nights": (("matrix", *ONE, "--shard", "1/2"), ("--shard", "--nights FOLDER")),
     "box-without-nights": (("matrix", *ONE, "--scenarios", "5"), ("--scenarios", "--nights FOLDER")),
+    "no-engines": (("matrix", "--cases", "pr25015"), ("--engines is missing", "any other published since 0.5.11")),
     "no-cases": (("matrix", "--engines", "0.5.13"), ("--cases", "pr25015")),
     "family-unknown": ((*NIGHTS, "--families", "eagel"), ("'eagel'", "'eagle'")),
     "shard-zero": ((*EAGLE, "--seed", "1", "--shard", "0/2"), ("--shard '0/2'", "2/3")),
@@ -364,6 +377,8 @@ BAD = {
     "page": ((*NIGHTS, "--families", "paged", "--page", "4"), ("--page", "--families paged")),
     "no-night": (("night", "--nights", "empty"), ("empty", "eaglecheck matrix --nights empty")),
     "no-shard": (("night", "empty"), ("empty", "eaglecheck matrix", "--shard 1/2")),
+    "no-shard-folder": (("night", "nowhere"), ("nowhere is no folder", "--shard 1/2")),
+    "nothing-to-resume": ((*NIGHTS, *ONE, "--seed", "1", "--resume", "x"), ("unfinished night 'x'", "--nights n")),
     "known-missing": (("night", "--known", "nowhere.toml"), ("nowhere.toml", "--known FILE")),
 }
 
@@ -389,7 +404,7 @@ def test_what_cannot_be_is_refused_before_anything_slow(work, name, monkeypatch)
     done = call(*typed)
     assert (done.exit_code, done.stdout) == (2, "")
     assert not [word for word in named if word not in done.stderr], done.stderr
-    assert not (work / "n").exists()
+    assert {path.name for path in work.iterdir()} == {"empty", "file", "home"}, "a refused command leaves nothing"
 
 
 KNOWN = """schema = 1

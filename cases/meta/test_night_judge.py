@@ -196,14 +196,25 @@ def test_a_red_night_is_never_a_baseline():
 
 
 @pytest.mark.parametrize(
-    "other",
-    [{"device": "cuda"}, {"revert": 25015}, {"settings": {"cuda_graph": True}}],
+    ("other", "how"),
+    [
+        ({"device": "cuda"}, "device (there cuda, here cpu)"),
+        ({"revert": 25015}, "revert (there 25015, here none)"),
+        ({"settings": {"cuda_graph": True, "dtype": "float16"}}, "dtype (there float16, here none)"),
+    ],
     ids=["device", "revert", "settings"],
 )
-def test_nights_of_another_kind_are_not_compared_with(other):
-    before = over(night(cell("eagle", seen()), day=27, **other))
-    found = judged(night(cell()), before)
+def test_nights_of_another_kind_are_not_compared_with_and_it_is_said_why(other, how):
+    red = over(night(cell("eagle", seen()), day=27, **other))
+    found = judged(night(cell()), red)
     assert (found.baseline, found.groups) == (None, ())
+    assert found.uncompared == "there is no green night yet"
+    green = over(night(cell(), day=26, **other))
+    found = judged(night(cell()), over(night(cell(), day=25, revert=26329)), green, red)
+    assert found.baseline is None
+    assert f"the newest green night before it, {green.plan.id}, is of another kind: " in found.uncompared
+    assert found.uncompared.endswith(how)
+    assert judged(night(cell(), **other), green).uncompared == ""
 
 
 def accepted(day, mean):

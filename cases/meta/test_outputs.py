@@ -1,5 +1,7 @@
 """Where output goes is asked before anything slow, by one rule: a path's last part may be new, and nothing above it."""
 
+from pathlib import Path
+
 import pytest
 
 from cases.meta import nights, results
@@ -56,8 +58,12 @@ def test_the_folder_itself_is_made(work):
     for option in ("--csv", "--parquet"):
         call("report", "runs/latest", option, f"new{option}", code=0)
         assert (work / f"new{option}").is_dir()
-    assert writable(work / "runs") == work / "runs"
-    assert writable(work / "deep" / "er" / "runs").is_dir()
+
+
+def test_a_folder_that_could_be_made_is_not_made_by_asking(work):
+    for folder in (work / "runs", work / "deep" / "er" / "runs", Path("deep")):
+        assert writable(folder) == folder
+    assert not (work / "deep").exists()
 
 
 def test_a_file_is_no_folder(work):

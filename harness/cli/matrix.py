@@ -103,8 +103,8 @@ def command(
         return run_night(asked, console=console, json=json)
     for option in given:
         raise UsageError(f"--{option} needs --nights\n  name a store too:  --nights FOLDER")
-    versions = [envs.resolve(name) for name in _named("engines", engines, allowed=envs.SUPPORTED)]
-    chosen = [catalogue.load(name) for name in _named("cases", cases, allowed=catalogue.names())]
+    versions = [envs.resolve(name) for name in _named("engines", engines, allowed=envs.choices())]
+    chosen = [catalogue.load(name) for name in _named("cases", cases, allowed=", ".join(catalogue.names()))]
     plans = [
         (
             together,
@@ -134,9 +134,9 @@ def command(
     return BY_OUTCOME[catalogue.outcome_of(documents)]
 
 
-def _named(option: str, text: str | None, *, allowed: Sequence[str]) -> list[str]:
+def _named(option: str, text: str | None, *, allowed: str) -> list[str]:
     if text is None:
-        raise UsageError(f"--{option} is missing\n  allowed, comma-separated: {', '.join(allowed)}")
+        raise UsageError(f"--{option} is missing\n  allowed, comma-separated: {allowed}")
     return prepare.split_list(text, option=option)
 
 

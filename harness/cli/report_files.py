@@ -61,6 +61,7 @@ def _frames(report: Report) -> Iterable[tuple[str, pd.DataFrame]]:
 
 def _write_whole(folder: Path, name: str, content: bytes, *, option: str) -> None:
     try:
-        plain_files.replace(writable(folder, option=option) / name, content)
+        writable(folder, option=option).mkdir(exist_ok=True)
+        plain_files.replace(folder / name, content)
     except OSError as error:
         raise WriteFailed(cannot_write(folder / name, str(error.strerror), option)) from error

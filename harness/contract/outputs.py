@@ -115,11 +115,15 @@ def check_folder(folder: Path, *, option: str) -> None:
 
 
 def writable(folder: Path, *, option: str = "runs") -> Path:
-    """The folder, made if need be; OutputError if nothing can be written into it."""
+    """The folder; OutputError if nothing could be written into it.
+
+    Nothing is made, since a command that is refused leaves nothing behind: of a folder that is not there yet, the
+    nearest above it is tried.
+    """
     check_folder(folder, option=option)
+    there = next(part for part in (folder, *folder.absolute().parents) if part.is_dir())
     try:
-        folder.mkdir(parents=option in MADE, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
         raise OutputError(cannot_write(folder, str(error.strerror), option)) from error

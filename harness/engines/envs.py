@@ -26,10 +26,12 @@ from packaging.version import Version
 from harness.engines import dependencies
 from harness.engines.dependencies import EnvError, Progress, home, version_here
 from harness.engines.releases import (
+    ANY_OTHER,
     NEWEST,
     SUPPORTED,
     UnknownReleaseError,
     check_drivable,
+    choices,
     named,
     parsed,
     same,
@@ -37,6 +39,7 @@ from harness.engines.releases import (
 )
 
 __all__ = [
+    "ANY_OTHER",
     "NEWEST",
     "SUPPORTED",
     "EngineEnv",
@@ -44,6 +47,7 @@ __all__ = [
     "UnknownReleaseError",
     "changed",
     "changed_files",
+    "choices",
     "current",
     "ensure",
     "home",

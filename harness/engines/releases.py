@@ -27,6 +27,7 @@ from harness.engines.dependencies import EnvError
 SUPPORTED = ("0.5.11", "0.5.12.post1", "0.5.13", "0.5.23")
 NEWEST = SUPPORTED[-1]
 OLDEST = compat.RELEASES[-1].first
+ANY_OTHER = f"any other published since {OLDEST}"
 
 #: A list of published releases younger than this is used without asking again.
 FRESH_SECONDS = 12 * 3600.0
@@ -90,7 +91,7 @@ def check_drivable(version: str) -> None:
     if not drivable(version):
         what = f"SGLang {version} cannot be driven: there are no hooks for releases before {OLDEST}"
         nameless = version.startswith("0.0.0")
-        raise UnknownReleaseError(what, allowed=_allowed("" if nameless else OLDEST), next_step=TAGS * nameless)
+        raise UnknownReleaseError(what, allowed=choices("" if nameless else OLDEST), next_step=TAGS * nameless)
 
 
 def standing(version: str) -> str:
@@ -109,7 +110,7 @@ def named(version: str) -> str:
     UnknownReleaseError for what is no version, is too old to be driven, or is not published.
     """
     if parsed(version) is None:
-        raise UnknownReleaseError(f"unknown SGLang release {version!r}", allowed=_allowed(nearest(version, SUPPORTED)))
+        raise UnknownReleaseError(f"unknown SGLang release {version!r}", allowed=choices(nearest(version, SUPPORTED)))
     check_drivable(version)
     near = next((name for name in (*SUPPORTED, *installed()) if same(name, version)), "")
     return near or _published(Version(version), published())
@@ -119,15 +120,16 @@ def _published(wanted: Version, there: Published) -> str:
     """The published spelling of `wanted`; UnknownReleaseError names the nearest that can be driven."""
     if found := next((name for name in there.versions if Version(name) == wanted), ""):
         return found
-    allowed = _allowed(_after(wanted, [name for name in there.versions if drivable(name)]))
+    allowed = choices(_after(wanted, [name for name in there.versions if drivable(name)]))
     if there.complete:
         raise UnknownReleaseError(f"no SGLang {wanted} is published", allowed=allowed)
     what = f"no SGLang {wanted} is installed here, and the published releases are not known"
     raise UnknownReleaseError(what, allowed=there.note or allowed)
 
 
-def _allowed(near: str) -> str:
-    others = f"in our tests: {', '.join(SUPPORTED)}; also any other published since {OLDEST}"
+def choices(near: str = "") -> str:
+    """Every release that can be named, in words; near: the one that may have been meant."""
+    others = f"in our tests: {', '.join(SUPPORTED)}; also {ANY_OTHER}"
     return f"{others}; nearest: {near}" if near else others
 
 

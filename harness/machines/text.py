@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness.engines.envs import EngineEnv
+from harness.engines.envs import ANY_OTHER, EngineEnv
 from harness.machines.bundle import Manifest
 from harness.machines.doctor_gpu import Answer
 from reports.prose import say
@@ -57,7 +57,7 @@ def render_engines(console: Console, engines: Sequence[tuple[EngineEnv, str]]) -
         line.append(f", torch {engine.torch}" if engine.ready else "")
         line.append(f"; {said}" if said else "")
         say(console, line)
-    say(console, "\ninstall one, or any other published since 0.5.11:  eaglecheck engines install VERSION")
+    say(console, f"\ninstall one, or {ANY_OTHER}:  eaglecheck engines install VERSION")
 
 
 def render_bundle(console: Console, manifest: Manifest, path: Path) -> None:

@@ -187,7 +187,7 @@ def _parts(judged: Judgement) -> Iterator[str]:
     night = judged.night
     yield f"## {'🟢' if judged.outcome is Outcome.PASS else '🔴'} {_one_line(verdict_line(judged))}\n"
     where = f"`{night.plan.id}` {night.plan.where}"
-    yield f"{where}; baseline: {judged.baseline or 'none yet'}\n"
+    yield f"{where}; baseline: {judged.baseline or f'none, since {judged.uncompared}'}\n"
     for sentence in (*judged.wrong, *judged.incomplete):
         yield f"- **{_one_line(sentence)}**"
     red = [group for group in judged.groups if group.red]

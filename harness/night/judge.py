@@ -75,6 +75,8 @@ class Judgement:
     wrong: tuple[str, ...]
     trends: tuple[Trend, ...]
     baseline: str | None
+    #: why there is no baseline; empty where there is one
+    uncompared: str = ""
 
     def of(self, status: Status) -> list[Group]:
         return [group for group in self.groups if group.status is status]
@@ -87,7 +89,8 @@ class Judgement:
 
 def judge(night: Night, *, past: Sequence[Night], known: Sequence[Entry], today: datetime.date) -> Judgement:
     """past: finished nights before this one, oldest first; those of another device, revert or settings are left out."""
-    past = [one for one in past if one.plan.kind == night.plan.kind]
+    others = [one for one in past if one.green and night.plan.differs(one.plan)]
+    past = [one for one in past if not night.plan.differs(one.plan)]
     green = [one for one in past if one.green]
     groups = [*_tonight(night, past, known), *_fixed(night, past)]
     incomplete = [*night.faults, *_missing(night), *_unknown(night)]
@@ -101,6 +104,17 @@ def judge(night: Night, *, past: Sequence[Night], known: Sequence[Entry], today:
         wrong=tuple(wrong),
         trends=tuple(trend for cell in night.cells for trend in trends(cell, green)),
         baseline=green[-1].plan.id if green else None,
+        uncompared="" if green else _uncompared(night, others),
+    )
+
+
+def _uncompared(night: Night, others: Sequence[Night]) -> str:
+    """others: green nights before it, of other kinds."""
+    if not others:
+        return "there is no green night yet"
+    newest = others[-1].plan
+    return (
+        f"the newest green night before it, {newest.id}, is of another kind: it differs in {night.plan.differs(newest)}"
     )
 
 

@@ -43,6 +43,8 @@ def merge(shards: Sequence[Kept], *, root: Path, now: str) -> tuple[Path, Night]
             "shards": ids,
         }
     )
+    for shard in shards:
+        _check_copied(shard)
     folder = begin(root, plan, again=before is not None)
     shutil.rmtree(folder / REPRODUCERS[0], ignore_errors=True)
     cells: list[CellResult] = []
@@ -112,7 +114,6 @@ def _taken_over(cell: CellResult, shard: Kept, folder: Path) -> CellResult:
     seen = []
     for one in cell.findings:
         if one.reproducer is not None and (shard.folder / one.reproducer).is_dir():
-            _check_copied(shard.folder / one.reproducer)
             with disk(folder):
                 shutil.copytree(shard.folder / one.reproducer, folder / one.reproducer, dirs_exist_ok=True)
             seen.append(one)
@@ -121,10 +122,13 @@ def _taken_over(cell: CellResult, shard: Kept, folder: Path) -> CellResult:
     return cell.model_copy(update={"findings": tuple(seen)})
 
 
-def _check_copied(reproducer: Path) -> None:
-    """StoreError for a reproducer that holds what cannot be copied to an end."""
+def _check_copied(shard: Kept) -> None:
+    """StoreError for a shard of which a reproducer holds what cannot be copied to an end."""
+    cells = () if shard.night is None else shard.night.cells
     try:
-        plain_files.check_tree(reproducer)
+        for one in (shard.folder / seen.reproducer for cell in cells for seen in cell.findings if seen.reproducer):
+            if one.is_dir():
+                plain_files.check_tree(one)
     except OSError as error:
         raise StoreError(
             f"cannot copy {error.filename}: {error.strerror}\n  move it away, or get the shard again, whole"

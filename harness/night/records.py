@@ -138,9 +138,15 @@ class NightPlan(_Strict):
         return ", ".join([f"on {self.device}{self.taken_out}", *asked, f"seed {self.seed}"])
 
     @property
-    def kind(self) -> tuple[object, ...]:
+    def kind(self) -> dict[str, Any]:
         """Nights of one kind are compared with each other."""
-        return self.device, self.revert, self.settings
+        return {"device": self.device, "revert": self.revert, **self.settings}
+
+    def differs(self, other: NightPlan) -> str:
+        """'cuda_graph (there none, here true)': by what the other one is of another kind; empty where it is not."""
+        here, there = self.kind, other.kind
+        names = (name for name in {**here, **there} if here.get(name) != there.get(name))
+        return ", ".join(f"{name} (there {_said(there.get(name))}, here {_said(here.get(name))})" for name in names)
 
     @property
     def cut_off(self) -> str:
@@ -172,6 +178,10 @@ class NightPlan(_Strict):
         return tuple(
             key for key, at in zip(self.planned, middles, strict=True) if int(at * of / ends[-1]) == number - 1
         )
+
+
+def _said(value: Any) -> str:
+    return "none" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 class Judged(_Strict):

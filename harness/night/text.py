@@ -46,7 +46,7 @@ def render_night(console: Console, judged: Judgement, *, folder: Path, kept: boo
     if boots := sum(cell.boots for cell in night.cells):
         waited, every = (sum(getattr(cell, name) for cell in night.cells) for name in ("waited", "seconds"))
         say(console, f"{counted(boots, 'engine boot')}, {waited:.0f} of {every:.0f} s ({percent(waited, every)})")
-    say(console, f"compared with: {judged.baseline or 'nothing, since there is no green night yet'}")
+    say(console, f"compared with: {judged.baseline or f'nothing, since {judged.uncompared}'}")
     for status, title in WHAT.items():
         groups = judged.of(status)
         if groups:
