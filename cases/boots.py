@@ -30,8 +30,10 @@ BYTES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
-    """One boot configuration, what it is for, and the oldest release it works on. text: generated prompts are text.
+    """One boot configuration, and what it is for. text: generated prompts are text.
 
+    since: the oldest release that nights and generation plan it on, which says nothing of what can be driven; before:
+    why not on older ones, where `harness.driving.refusals` does not refuse it.
     successor: the pair whose weights its engine is given while it serves; takes: from where, and whose.
     """
 
@@ -41,6 +43,7 @@ class Boot:
     spec: SpecConfig = field(default_factory=SpecConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     since: str = "0"
+    before: str = "what it shows there was not looked at"
     text: bool = False
     successor: str = ""
     takes: tuple[Take, ...] = ()
@@ -69,7 +72,8 @@ class Boot:
         """Makes scenarios on it, as `cases.fixed.boot_program`."""
         return partial(boot_program, prefix=prefix, checkpoint=self.checkpoint, spec=self.spec, engine=self.engine)
 
-    def works_on(self, release: str) -> bool:
+    def planned_on(self, release: str) -> bool:
+        """Whether nights and generation have it there; `eaglecheck run` drives it also where they have not."""
         return Version(release) >= Version(self.since)
 
     def boot_key(self) -> str:
@@ -100,6 +104,8 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 def boot_of(name: str, row: Mapping[str, Any], family: Mapping[str, Any] = MappingProxyType({})) -> Boot:
     """The boot configuration of a table like those of boots.toml."""
     given = {"spec": "EAGLE 3", "uses": "", "engine": {}, "why": "", **family, **row}
+    if "since" in row and "before" not in row:  # the family's is about another release
+        given.pop("before", None)
     settings = [family.get("engine", {}), *(SETTINGS[one] for one in given["uses"].split()), row.get("engine", {})]
     more = {key: given[key] for key in ("adaptive", "token_map") if key in given}
     return Boot(
@@ -108,7 +114,7 @@ def boot_of(name: str, row: Mapping[str, Any], family: Mapping[str, Any] = Mappi
         spec=spec_of(given["spec"], **more),
         engine=EngineConfig.model_validate(reduce(_merged, settings), strict=False),
         takes=tuple((source, selector) for source, selector in given.get("takes", ())),
-        **{key: given[key] for key in ("checkpoint", "since", "text", "successor") if key in given},
+        **{key: given[key] for key in ("checkpoint", "since", "before", "text", "successor") if key in given},
     )
 
 

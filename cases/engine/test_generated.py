@@ -19,7 +19,7 @@ from harness.contract.types import Kind
 
 pytestmark = pytest.mark.timeout(3600)
 PLAIN = BY_NAME["plain"]
-OF_ALL_RELEASES = [one for one in OF_FAMILY["eagle"] if one.works_on("0")]
+OF_ALL_RELEASES = [one for one in OF_FAMILY["eagle"] if one.planned_on("0")]
 ON_PLAIN = pytest.mark.engine(boot=PLAIN.boot_key())
 
 

@@ -20,7 +20,7 @@ from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.coverage import POINTS, Where, names
 
-BOOTS = [boot for boot in OF_FAMILY["eagle"] if boot.works_on("0")]
+BOOTS = [boot for boot in OF_FAMILY["eagle"] if boot.planned_on("0")]
 TREES = OF_FAMILY["tree"]
 OTHERS = [BY_NAME[name] for name in ("lora", "weights-tp", "hicache-pages", "pd-ranks", "states")]
 ALL_BOOTS = [*BOOTS, *TREES, *OF_FAMILY["dp"], *OF_FAMILY["disagg"], *OTHERS]

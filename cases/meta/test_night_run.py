@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import re
 import time
 
 import pytest
+from packaging.version import Version
 
 from cases.boots import BY_NAME
 from cases.families import FAMILIES
@@ -13,9 +15,12 @@ from cases.meta import results
 from cases.meta.nights import AHEAD, ByHand
 from harness.archive.faults import WriteError
 from harness.archive.store import read_reproducer
+from harness.contract.finding_pages import issues
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
 from harness.driving.accept_lengths import observed_lengths
+from harness.driving.refusals import refusal
+from harness.engines.envs import SUPPORTED
 from harness.engines.errors import EngineError
 from harness.night import cells, mutated
 from harness.night.run import Driver
@@ -185,5 +190,22 @@ def test_a_boot_configuration_is_a_cell_and_what_has_none_is_left_out_by_name():
     assert driven.isdisjoint(left)
     assert driven | set(left) == {one.name for family in asked["families"] for one in family.scenarios}
     assert left["tp-four-four-together"] == "it needs 4 GPUs, of 2 that are there"
-    assert left["tp-layers-four-together"] == "driven from 0.5.17 on"
-    assert left["hicache-evicted"] == "driven from 0.5.17 on"
+    why = BY_NAME["tp-layers"].before
+    assert left["tp-layers-four-together"] == f"not in nights before 0.5.17, though run drives it ({why})"
+    assert "it is not driven on SGLang 0.5.13" in left["hicache-evicted"]
+
+
+@pytest.mark.parametrize("release", [*SUPPORTED, "0.5.17"])
+def test_it_is_said_that_a_scenario_cannot_be_driven_only_where_run_refuses_it(release):
+    every = list(FAMILIES.values())
+    driven = {(family.name, one.name): one for family in every for one in family.scenarios}
+    for left in cells.left_out(engines=[release], families=every):
+        refused = refusal(driven[left.family, left.scenario], version=release, device="cpu")
+        assert bool(refused) is not left.why.startswith("not in nights before "), left
+        assert "was not looked at" not in left.why, left
+
+
+@pytest.mark.parametrize("boot", [one for one in BY_NAME.values() if "F-" in one.before], ids=lambda boot: boot.name)
+def test_findings_that_keep_older_releases_out_of_nights_are_of_such_releases(boot):
+    for name in re.findall(r"F-\d+", boot.before):
+        assert Version(issues()[name].releases.first) < Version(boot.since)

@@ -159,11 +159,11 @@ def _boots(family: str, names: Sequence[str], *, release: str, own: OwnPair | No
     for name in names:
         if name not in known:
             raise UsageError(f"--boot: {unknown('boot configuration', name, known)}")
-    chosen = [known[name] for name in names] or [one for one in known.values() if one.works_on(release)]
+    chosen = [known[name] for name in names] or [one for one in known.values() if one.planned_on(release)]
     if not chosen:
         raise UsageError(
-            f"no boot configuration of family {family} works on SGLang {release}\n"
-            f"  choose a newer release:  --engine VERSION, or force one:  --boot NAME  ({', '.join(known)})"
+            f"generation plans no boot configuration of family {family} on SGLang {release}\n"
+            f"  choose a newer release:  --engine VERSION, or name some:  --boot NAME  ({', '.join(known)})"
         )
     return chosen
 

@@ -101,7 +101,7 @@ def checked_cells(asked: Asked) -> list[Cell]:
         what = " and ".join(f"{name} {text}" for name, text in options.items() if text)
         why = dict.fromkeys(one.why for one in left_out(engines=versions, families=families, place=place))
         raise UsageError(
-            f"--engines {', '.join(versions)}: nothing of {what} runs there\n  "
+            f"--engines {', '.join(versions)}: nothing of {what} is planned there\n  "
             + (some([*why], 3) or "allowed: another case, or more GPUs for several ranks")
         )
     return cells

@@ -197,7 +197,7 @@ def _family(family: Family, engine: str, limits: Limits, place: Place) -> Iterat
         every = tuple(one for scenarios in fixed.values() for one in scenarios)
         yield Cell(engine=engine, kind="mutated", name=family.name, scenarios=every, mutants=mutants)
     if limits.scenarios:
-        boots = [boot for boot in family.boots if boot.works_on(engine) and place.takes(boot.engine)]
+        boots = [boot for boot in family.boots if boot.planned_on(engine) and place.takes(boot.engine)]
         for boot in boots:
             draw = Draw(
                 boot=boot,
@@ -208,27 +208,30 @@ def _family(family: Family, engine: str, limits: Limits, place: Place) -> Iterat
             yield Cell(engine=engine, kind="generated", name=f"{family.name}/{boot.name}", draw=draw, assumes=assumes)
 
 
+def unplanned(boot: Boot) -> str:
+    """Why nights leave it out on a release before its first, where `eaglecheck run` would drive it."""
+    return f"not in nights before {boot.since}, though run drives it ({boot.before})"
+
+
 def _sorted_out(family: Family, engine: str, place: Place) -> list[tuple[str, Scenario, str]]:
     """(boot configuration, scenario, why it is not driven on a release, in a line, or nothing) of a family's fixed set.
 
     A boot configuration that generation has no turn on is named after its first scenario.
     """
     boots = {boot.boot_key(): boot for boot in family.boots}
-    oldest = min((boot.since for boot in family.boots), key=Version)
+    oldest = min(family.boots, key=lambda boot: Version(boot.since))
     env, names, found = state(engine), dict[str, str](), list[tuple[str, Scenario, str]]()
     for asked in family.scenarios:
         key = asked.boot_key()
         boot = boots.get(key)
         name = names.setdefault(key, asked.name if boot is None else boot.name)
-        since = oldest if boot is None else boot.since
-        if Version(engine) < Version(since):
-            found.append((name, asked, f"driven from {since} on"))
-            continue
         (one,) = adapted([asked], place.wanted, device=place.device)
         why = refusal(one, version=engine, device=place.device) or undrawn(one, env, device=place.device)
         if not why and (known := ends_boot(one, release=engine, device=place.device)):
             why = f"{known.id} ends the engine while it boots: {known.title}"
         if not why and not place.takes(one.engine):
             why = f"it needs {one.engine.tp_size} GPUs, of {place.cards} that are there"
+        if not why and not (boot or oldest).planned_on(engine):
+            why = unplanned(boot or oldest)
         found.append((name, one, why.partition("\n")[0]))
     return found

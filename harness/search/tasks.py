@@ -186,7 +186,7 @@ def _generated(
     from cases.generation import generate  # Hypothesis
 
     families = [FAMILIES[ran[0].family] for ran in boots.values() if examples][:1]
-    every = [boot for family in families for boot in family.boots if boot.works_on(place.release)]
+    every = [boot for family in families for boot in family.boots if boot.planned_on(place.release)]
     every.sort(key=lambda boot: boot.boot_key() not in boots)
     for boot in every[:3]:
         if found := place.made(generate(boot, count=-(-examples // 3), seed=seed)):
