@@ -482,6 +482,16 @@ def test_a_boot_that_fails_says_something_of_a_mutant_only_where_it_boots_with_i
     assert not list((tmp_path / "mutated").iterdir()), "no mutated file is left"
 
 
+def test_an_engine_finds_the_mutated_file_from_any_folder(tmp_path, monkeypatch):
+    (tmp_path / "srt" / "speculative").mkdir(parents=True)
+    (tmp_path / "srt" / "speculative" / "one.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    engines = Engines(None)
+    runner = MutantRunner(engines=engines, package=tmp_path, folder=Path("runs"), sounds=(), release="0.5.23")
+    (file,) = runner._written([tasks_of("a")[0].mutant]).values()
+    assert (file.is_absolute(), file.parent) == (True, tmp_path / "runs")
+
+
 def test_a_scenario_that_nobody_followed_and_no_engine_boots_for_says_nothing(tmp_path):
     (tmp_path / "srt" / "speculative").mkdir(parents=True)
     (tmp_path / "srt" / "speculative" / "one.py").write_text(SOURCE)

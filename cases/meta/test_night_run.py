@@ -156,6 +156,15 @@ def test_a_mutant_that_survives_and_nobody_explained_is_a_finding_of_its_cell(tm
     assert found.board["counts"] == {"survived": 1, "killed": 1}
 
 
+def test_a_cell_whose_time_is_over_before_a_mutant_says_so(tmp_path):
+    cell = cells.Cell(engine="0.5.23", kind="mutated", name="eagle", scenarios=(results.named("a"),))
+    why = mutated._nothing_asked(CAMPAIGN, 60.0)
+    found = mutated._result(cell, Report.of(CAMPAIGN, {}, {}), start=time.monotonic(), why=why)
+    assert (found.verdict, found.scenarios + found.left_out) == (Outcome.UNKNOWN, len(CAMPAIGN.mutants))
+    (reason,) = found.reasons
+    assert "--seconds 60" in reason
+
+
 def test_mutants_are_planned_on_a_cpu_when_they_are_asked_for():
     limits = cells.Limits(scenarios=0, seconds=60, seed=7, mutants=3)
     planned = cells.plan(engines=["0.5.23"], cases=[], families=[FAMILIES["tree"]], limits=limits)

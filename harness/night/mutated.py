@@ -57,7 +57,14 @@ def ask(cell: Cell, wanted: Mutants, engines: LiveEngines, *, folder: Path) -> C
     waiting = Waiting(rounds=list(tasks), known=results)
     while time.monotonic() - start < wanted.seconds and (batch := waiting.take()):
         waiting.give(batch, runner.ask(batch))
-    return _result(cell, Report.of(campaign, results, explanations()), start=start)
+    why = "" if results else _nothing_asked(campaign, wanted.seconds)
+    return _result(cell, Report.of(campaign, results, explanations()), start=start, why=why)
+
+
+def _nothing_asked(campaign: Campaign, seconds: float) -> str:
+    if not campaign.mutants:
+        return "nothing that its scenarios execute can be mutated"
+    return f"--seconds {seconds:g} were over once its scenarios had been followed, before any mutant: allow more"
 
 
 def _result(cell: Cell, board: Report | None, *, start: float, why: str = "") -> CellResult:
@@ -74,7 +81,7 @@ def _result(cell: Cell, board: Report | None, *, start: float, why: str = "") ->
         scenarios=len(lines) or 1,
         failed=len(left),
         unknown=len(unknown) if lines else 1,
-        left_out=0 if board is None else len(board.campaign.mutants) - len(lines),
+        left_out=0 if board is None else max(0, len(board.campaign.mutants) - (len(lines) or 1)),
         findings=tuple(_seen(line) for line in left),
         accepted={},
         ties=0,

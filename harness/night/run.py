@@ -102,8 +102,10 @@ class Driver:
     def _cell(self, cell: Cell) -> CellResult:
         if cell.mutants is not None:
             self.close()  # nothing else is driven on engines that fork mutants
+            live = self._engines()
             try:
-                return ask(cell, cell.mutants, self._engines(), folder=self.folder)
+                found = ask(cell, cell.mutants, live, folder=self.folder)
+                return found.model_copy(update={"boots": live.boots, "waited": round(live.waited, 1)})
             finally:
                 self.close()
         start = booted = time.monotonic()

@@ -91,12 +91,13 @@ class MutantRunner:
 
     def _written(self, mutants: Sequence[Asked]) -> dict[str, Path]:
         """module -> its file with all of the mutants in it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        folder = self.folder.absolute()  # the engine is in another folder than we are
+        folder.mkdir(parents=True, exist_ok=True)
         files = dict[str, Path]()
         for mutant in mutants:
             if mutant.module not in files:
                 source = (self.package / mutant.file).read_text()
-                files[mutant.module] = self.folder / f"{mutant.id}.py"
+                files[mutant.module] = folder / f"{mutant.id}.py"
                 files[mutant.module].write_text(applied(source, [one for one in mutants if one.file == mutant.file]))
         return files
 
