@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from cases.folders import made_once
 from cases.recipes import Noise
@@ -48,4 +48,4 @@ def _write(name: str, target: Path, work: Path) -> None:
             found[f"base_model.model.{module}.lora_B.weight"] = noise.draw(rows, rank, std=std)
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": list(MODULES), "bias": "none"}
     (work / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    save_file(found, work / "adapter_model.safetensors", metadata={"format": "pt"})
+    (work / "adapter_model.safetensors").write_bytes(save(found, metadata={"format": "pt"}))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from cases.folders import made_once
 from cases.pairs import RECIPES, pair_of
@@ -48,8 +48,7 @@ def _write_model(folder: Path, config: dict[str, Any], weights: Weights) -> None
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     ordered = {name: np.ascontiguousarray(weights[name]) for name in sorted(weights)}
-    save_file(ordered, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)  # safetensors writes private files
+    (folder / "model.safetensors").write_bytes(save(ordered, metadata={"format": "pt"}))
 
 
 def _sums(root: Path) -> dict[str, str]:

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from reference.checkpoint import CheckpointError, built_here, read_json
 
@@ -42,7 +42,8 @@ def adapted(target: Path, adapter: Path, into: Path, *, held: torch.dtype = torc
         moved = weight.double() + config["lora_alpha"] / config["r"] * (b @ a)
         weights[f"{module}.weight"] = moved.float()
     shutil.copy(target / "config.json", into)
-    save_file({name: weight.contiguous() for name, weight in weights.items()}, into / "model.safetensors")
+    content = save({name: weight.contiguous() for name, weight in weights.items()})
+    (into / "model.safetensors").write_bytes(content)
 
 
 def _held(file: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:

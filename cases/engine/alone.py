@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from harness.engines.envs import EngineEnv
@@ -23,14 +24,21 @@ sys.meta_path.insert(0, Refuse())
 def run_alone(
     file: Path, env: EngineEnv, folder: Path, *, patch: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The file's end. patch: what is changed in a copy of the release's package, made in the folder."""
+    """The file's end, behind which nothing of it is left where temporary files are.
+
+    patch: what is changed in a copy of the release's package, made in the folder.
+    """
     guard = folder / "guard"
     guard.mkdir(exist_ok=True)
     (guard / "sitecustomize.py").write_text(REFUSE)
     path = [guard, *([] if patch is None else [patched(env, patch, folder / "patched")]), *env.pythonpath]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "OMP_NUM_THREADS": "1"}
     command = [env.python, file]
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
+    with tempfile.TemporaryDirectory() as temporary:  # its name is short enough for sockets
+        environment["TMPDIR"] = temporary
+        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
+        assert not os.listdir(temporary)
+    return done
 
 
 def patched(env: EngineEnv, patch: Path, folder: Path) -> Path:

@@ -68,6 +68,25 @@ def work(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 64 KiB; needs the right to mount one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {made.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.fixture
+def full_disk(small_disk):
+    """One without a byte left."""
+    (small_disk / "ballast").write_bytes(bytes(64 * 1024))
+    return small_disk
+
+
+@pytest.fixture
 def machine(tmp_path, monkeypatch):
     """Cards that are not there, seen by this process and its children."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

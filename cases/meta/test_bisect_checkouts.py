@@ -11,6 +11,7 @@ import pytest
 
 from cases.meta.bisections import FAILS, PASSES, bisect, furnish, know, notes, start
 from cases.meta.histories import History
+from harness.archive.faults import WriteError
 from harness.bisect.repository import Repository, worktrees
 
 
@@ -110,6 +111,16 @@ def test_a_tree_is_exactly_its_commits_python_files(home, history):
                 assert files == set(history.git("ls-tree", "-r", "--name-only", commit, "python").splitlines())
                 shown = {name: history.git("show", f"{commit}:{name}") for name in files}
                 assert {name: (tree / name).read_text().strip() for name in files} == shown
+
+
+def test_a_disk_without_room_for_worktrees_is_named_and_nothing_stays(full_disk, history, monkeypatch):
+    monkeypatch.setenv("EAGLECHECK_HOME", str(full_disk))
+    with (
+        pytest.raises(WriteError, match=f"the disk is full: cannot write to {full_disk / 'bisect'}"),
+        worktrees(Repository(folder=history.folder)),
+    ):
+        pass
+    assert not [*(full_disk / "bisect").iterdir()]
 
 
 def test_a_bare_clone_is_searched_as_a_checkout_is(home, history, tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cases.meta import pretended_engine
+from harness.archive.faults import WriteError
 from harness.bisect import changes
 from harness.bisect.trials import RISK, Rate, Trials
 from harness.bisect.verdicts import Cache, Failure, Run
@@ -72,6 +73,12 @@ def test_a_verdict_is_run_once_and_remembered(cache):
     again = trials(cache).judge("0.5.13", identity=WHO, one_run=runs_of())
     assert (first.call, first.cached, first.seconds) == ("bad", 0, 4.0)
     assert (again.call, again.cached, again.seconds, again.run) == ("bad", 1, 0.0, "runs/fail")
+
+
+def test_a_disk_without_room_for_a_verdict_is_named(full_disk):
+    cache = Cache(folder=full_disk / "verdicts")
+    with pytest.raises(WriteError, match=f"the disk is full: cannot write to {cache.folder}"):
+        cache.add(WHO, PASSES)
 
 
 def test_fresh_runs_again_and_its_verdict_counts_too(cache):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from cases import catalogue, checkpoints, fixed
+from cases import catalogue, fixed
 from cases.meta import pretended_engine, results
 from cases.meta.command_line import call
 from cases.meta.handmade import set_on
@@ -422,14 +422,22 @@ def test_refused_with_one_message_that_names_the_thing_and_what_to_type(name, pl
     assert not list((place / "runs").glob("*"))
 
 
-def test_a_home_that_cannot_hold_checkpoints_is_named(place, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoints, "make", full)
+def test_a_home_that_cannot_hold_checkpoints_is_named(place):
+    (place.parent / "home" / "checkpoints").write_text("")
     done = call("run", code=2)
     assert "cannot make checkpoints" in done.stderr
     assert "export EAGLECHECK_HOME=" in done.stderr
+
+
+@pytest.mark.parametrize("disk", ["small_disk", "full_disk"], ids=["on-the-way", "wholly"])
+def test_a_home_whose_disk_is_full_is_no_fault_of_ours_and_nothing_half_made_stays(place, request, disk):
+    disk, checkpoints = request.getfixturevalue(disk), place.parent / "home" / "checkpoints"
+    before = [*disk.iterdir()]
+    checkpoints.symlink_to(disk)
+    done = call("run", code=3)
+    assert f"the disk is full: cannot write to {checkpoints}, 0 bytes free" in done.stderr
+    assert "export EAGLECHECK_HOME=" in done.stderr
+    assert [*disk.iterdir()] == before
 
 
 def test_an_internal_error_keeps_its_traceback_and_exits_4(place, monkeypatch):

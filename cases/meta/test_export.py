@@ -240,6 +240,18 @@ def test_a_package_that_is_there_and_cannot_be_loaded_is_a_stub(one, tmp_path, m
     monkeypatch.delitem(sys.modules, "sgl_kernel")
 
 
+@pytest.mark.parametrize("file", ["fresh", *FILES], ids=lambda file: getattr(file, "stem", file))
+def test_what_an_engine_leaves_in_its_temporary_folder_goes_with_the_file(one, file, tmp_path, monkeypatch):
+    """The engine is a script that leaves a file, as SGLang leaves its sockets."""
+    made = exported_module(one, tmp_path) if file == "fresh" else runpy.run_path(str(file))
+    (tmp_path / "python").write_text("#!/bin/sh\nmktemp\nexit 1\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "folder").mkdir()
+    _, log, _ = made["run"](tmp_path / "folder", "speculative")
+    assert {Path(line).parent for line in log.splitlines()} == {tmp_path / "folder"}
+
+
 def test_what_one_file_cannot_show_is_refused_with_what_to_type_next(one):
     with pytest.raises(UsageError, match=r"shows no failure(.|\n)*eaglecheck run"):
         exported(results.judged("pr25015"), launch(one), name="repro.py", form="script")

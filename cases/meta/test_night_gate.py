@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import zipfile
 from pathlib import Path
 from xml.etree import ElementTree
@@ -232,18 +231,6 @@ def test_a_shard_asks_for_the_releases_of_its_own_cells_only(work, monkeypatch):
 
 
 # A full disk
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 64 KiB; needs the right to mount one."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True, check=False)
-    if made.returncode:
-        pytest.skip(f"no tmpfs can be mounted here: {made.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
 
 
 def test_a_disk_that_fills_up_ends_a_night_as_unknown_and_leaves_no_verdict(work, small_disk):

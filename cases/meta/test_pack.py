@@ -17,6 +17,7 @@ from cases.meta import pretended_wheels
 from cases.meta.command_line import call
 from cases.meta.pretended_pip import quiet
 from cases.meta.pretended_wheels import OTHER, OWN, REQUIRES, REQUIRES_TORCH, TORCH, PretendedIndex, sglang_files
+from harness.archive.faults import WriteError
 from harness.engines import dependencies
 from harness.engines.dependencies import EnvError
 from harness.machines import archives, bundle_contents, bundle_files, pack, prebuild
@@ -348,6 +349,18 @@ def test_every_rule_and_every_table_entry_has_a_reason():
     tables = (bundle_contents.PINNED, bundle_contents.CARRIED, bundle_contents.FROM, bundle_contents.LEFT_OUT)
     names = [name for table in tables for name in table]
     assert len(names) == len(set(names)), "a requirement stands in two tables"
+
+
+@pytest.mark.parametrize("place", ["pack", "output"])
+def test_a_disk_that_fills_up_is_named_with_what_to_choose(index, tmp_path, monkeypatch, full_disk, place):
+    monkeypatch.setattr(dependencies, "check_room", lambda *_, **__: None)
+    folder = full_disk if place == "output" else tmp_path / "home" / "pack"
+    if place == "pack":
+        folder.parent.mkdir()
+        folder.symlink_to(full_disk)
+    with pytest.raises(WriteError, match=f"the disk is full: cannot write to {folder}, ") as caught:
+        packed(full_disk / "b" if place == "output" else tmp_path / "b", "0.5.13")
+    assert ("--output PATH" if place == "output" else "EAGLECHECK_HOME=") in str(caught.value)
 
 
 @pytest.mark.parametrize(

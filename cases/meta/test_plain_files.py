@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ from harness.archive.store import RunReader
 from harness.contract import plain_files
 from harness.engines import envs
 from harness.engines.engine import Engine
-from harness.machines import bundle, bundle_files
 from harness.night import store
 
 #: A command that opens one of these waits, or reads, for ever.
@@ -50,6 +50,7 @@ def folder(path):
     path.mkdir()
 
 
+PAIR = ("--engine", "0.5.23", "--target", "tiny/target", "--draft", "tiny/draft")
 ODD = {"a named pipe": pipe, "a device": endless, "a folder": folder}
 
 
@@ -145,31 +146,48 @@ def test_of_a_pair(place, side, name, kind):
     assert f"--{side} tiny/{side}: {name} cannot be read: it is {kind}" in done.stderr.replace("\n", " ")
 
 
+@pytest.mark.parametrize("kind", ["a named pipe", "a device"])
 @pytest.mark.parametrize(
     "typed",
     [
-        ("run", "--scenario-file", "/dev/zero"),
-        ("matrix", "--nights", "nights", "--engines", "0.5.23", "--cases", "pr25015", "--known", "/dev/zero"),
-        ("report", "RUN", "--html", "page.html", "--matrix", "/dev/zero"),
-        ("report", "RUN", "--html", "page.html", "--mutants", "/dev/zero"),
-        ("engines", "unpack", "/dev/zero"),
+        ("run", "--scenario-file", "FILE"),
+        ("run", "--prompts", "FILE", *PAIR),
+        ("bisect", "--scenario-file", "FILE", "--bad", "0.5.11", "--good", "0.5.13"),
+        ("matrix", "--nights", "nights", "--engines", "0.5.23", "--cases", "pr25015", "--known", "FILE"),
+        ("report", "RUN", "--html", "page.html", "--matrix", "FILE"),
+        ("report", "RUN", "--html", "page.html", "--mutants", "FILE"),
+        ("engines", "unpack", "FILE"),
     ],
-    ids=lambda typed: f"{typed[0]}-{typed[-2]}",
+    ids=lambda typed: f"{typed[0]}-{typed[typed.index('FILE') - 1]}",
 )
-def test_a_device_that_is_named_itself(place, run, typed):
-    done = call(*(str(run) if part == "RUN" else part for part in typed))
+def test_a_file_that_is_named_itself(place, run, typed, kind):
+    ODD[kind](place / "odd")
+    done = call(*({"RUN": str(run), "FILE": "odd"}.get(part, part) for part in typed))
     assert done.exit_code in (2, 3), done.output
-    assert "/dev/zero" in done.stderr
-    assert "it is a device" in done.stderr.replace("\n", " ")
+    assert "odd" in done.stderr
+    assert f"it is {kind}" in done.stderr.replace("\n", " ")
 
 
-def test_a_pipe_that_is_named_itself_is_meant(tmp_path):
+@pytest.mark.parametrize("content", [b"", b"{}"])
+def test_a_pipe_that_is_named_itself_is_meant(content):
     """As a shell makes one of `<(…)`."""
     reader, writer = os.pipe()
-    os.write(writer, b"{}")
+    os.write(writer, content)
     os.close(writer)
-    assert plain_files.named(Path(f"/proc/self/fd/{reader}")) == b"{}"
+    assert plain_files.named(Path(f"/proc/self/fd/{reader}")) == content
     os.close(reader)
+
+
+def test_a_named_pipe_that_somebody_writes_to_is_read_to_its_end(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    writer, whole = os.open(tmp_path / "pipe", os.O_RDWR), b"{}" * 100_000  # more than it holds: the writer must wait
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(plain_files.named, tmp_path / "pipe")
+        with open(writer, "wb") as file:
+            file.write(whole)
+        assert found.result() == whole
+    with pytest.raises(plain_files.NotPlainError, match="it is a named pipe that nobody writes to"):
+        plain_files.named(tmp_path / "pipe")
 
 
 def test_a_link_to_a_file_is_a_file_and_a_socket_is_none(tmp_path):
@@ -182,12 +200,6 @@ def test_a_link_to_a_file_is_a_file_and_a_socket_is_none(tmp_path):
         plain_files.content(tmp_path / "socket")
     with pytest.raises(FileNotFoundError):
         plain_files.content(tmp_path / "none")
-
-
-def test_a_bundle_that_is_a_pipe(tmp_path):
-    os.mkfifo(tmp_path / "bundle")
-    with pytest.raises(bundle.BundleError, match="it is a named pipe"), bundle_files.opened(tmp_path / "bundle"):
-        pass
 
 
 #: Modules in which a file is read otherwise, and whose it is.

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cases import checkpoints
 from cases.meta.pretended_pip import quiet
+from harness.archive.faults import WriteError
 from harness.both_sides import leases
 from harness.engines import envs
 from harness.engines.dependencies import EnvError
@@ -65,6 +67,14 @@ def test_one_that_does_not_run_is_named_with_the_end_of_its_log(interpreter):
         warm.warm(["0.5.13"], progress=quiet)
     assert "SGLang 0.5.13 bfloat16 topk 4 eager" in caught.value.what
     assert Path(caught.value.next_step.split()[-1]).exists()
+
+
+def test_a_disk_without_room_for_its_log_is_named(interpreter, tmp_path, full_disk):
+    interpreter("exit 1")
+    checkpoints.make(warm.CHECKPOINT, tmp_path / "home" / "checkpoints")
+    (tmp_path / "home" / "logs").symlink_to(full_disk)
+    with pytest.raises(WriteError, match=f"the disk is full: cannot write to {tmp_path / 'home' / 'logs'}, "):
+        warm.warm(["0.5.13"], progress=quiet)
 
 
 def test_one_that_hangs_is_given_up_and_ended(interpreter, monkeypatch, tmp_path):

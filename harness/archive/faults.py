@@ -55,10 +55,20 @@ class WriteError(StoreError):
 def readable_errors(folder: Path, *, kept: str, instead: Callable[[], str]) -> Iterator[None]:
     """WriteError for what cannot be written. kept: what is left; instead: what to type where there is room."""
     try:
+        with room(folder, kept=kept):
+            yield
+    except OSError as error:
+        raise WriteError(f"cannot write to {folder}: {error.strerror}\n  {kept}\n  {instead()}") from error
+
+
+@contextlib.contextmanager
+def room(folder: Path, *, kept: str) -> Iterator[None]:
+    """WriteError where the folder's disk is full; other errors pass."""
+    try:
         yield
     except OSError as error:
         if error.errno not in FULL:
-            raise WriteError(f"cannot write to {folder}: {error.strerror}\n  {kept}\n  {instead()}") from error
+            raise
         place = next(path for path in (folder, *folder.parents) if path.exists())
         raise WriteError(
             f"the disk is full: cannot write to {folder}, {shutil.disk_usage(place).free} bytes free\n"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from cases.folders import disk
 from harness.bisect.search import Direction
 from harness.contract.usage import UsageError
 from harness.engines.dependencies import home
@@ -152,13 +153,14 @@ class Worktrees:
 def worktrees(repository: Repository) -> Iterator[Worktrees]:
     """A folder under EAGLECHECK_HOME, removed with every worktree in it."""
     root = home() / "bisect"
-    root.mkdir(parents=True, exist_ok=True)
-    with abandoned(root) as found:
-        for folder in found:
-            _clear(folder)
-    with TemporaryFolder(root=root) as name:
-        folder = Path(name)
-        (folder / REPOSITORY).write_text(str(repository.folder))
+    with contextlib.ExitStack() as held:
+        with disk(root):
+            root.mkdir(parents=True, exist_ok=True)
+            with abandoned(root) as found:
+                for folder in found:
+                    _clear(folder)
+            folder = Path(held.enter_context(TemporaryFolder(root=root)))
+            (folder / REPOSITORY).write_text(str(repository.folder))
         try:
             yield Worktrees(folder=folder, repository=repository)
         finally:

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from cases.folders import disk
 from harness.bisect.search import Call
 from harness.contract import plain_files
 from harness.contract.types import Outcome
@@ -99,12 +100,13 @@ class Cache:
         if run.outcome is Outcome.UNKNOWN:
             return
         path = self._path(identity)
-        path.parent.mkdir(parents=True, exist_ok=True)
         text = run.model_dump_json(exclude={"why"}) + "\n"
         if not path.exists():
             text = json.dumps(dict(identity), sort_keys=True) + "\n" + text
-        with path.open("ab") as file:  # one write: lines of two processes do not mix
-            file.write(text.encode())
+        with disk(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:  # one write: lines of two processes do not mix
+                file.write(text.encode())
 
     def _path(self, identity: Mapping[str, Any]) -> Path:
         return self.folder / f"{identity['scenario']}-{digest({**identity, 'version': VERSION})}.jsonl"

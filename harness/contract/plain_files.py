@@ -66,10 +66,18 @@ def sha256(path: Path) -> str:
 
 
 def named(path: Path) -> bytes:
-    """The bytes of a file that was named itself, where a pipe is meant as one: `--scenario-file <(…)`."""
+    """The bytes of a file that was named itself, where a pipe is meant as one: `--scenario-file <(…)`.
+
+    NotPlainError for a named pipe that nobody has opened to write, OSError.
+    """
     if not stat.S_ISFIFO(path.stat().st_mode):
-        check(path)
-    return path.read_bytes()
+        return content(path)
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as pipe:  # waits for no writer
+        first = pipe.read(1)  # None: there is one, and nothing from it so far
+        if first == b"" and path.resolve().is_fifo():  # a shell's `<(…)` has no name, and may be empty
+            raise NotPlainError(path, "a named pipe that nobody writes to")
+        os.set_blocking(pipe.fileno(), True)
+        return (first or b"") + pipe.readall()
 
 
 def check(path: Path) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 
+from harness.archive.faults import room
 from harness.contract import plain_files
 from harness.machines import bundle_files
 from harness.machines.bundle import Archive, Manifest
@@ -47,7 +48,8 @@ def write(job: Job, manifest: Manifest, output: Path, *, limit: int) -> Manifest
             stop.set()
             pool.shutdown(cancel_futures=True)
             raise
-    manifest = bundle_files.write(output, replace(manifest, archives=archives), work, limit=limit)
+    with room(output.parent, kept="name another place:  --output PATH"):
+        manifest = bundle_files.write(output, replace(manifest, archives=archives), work, limit=limit)
     shutil.rmtree(work)
     return manifest
 

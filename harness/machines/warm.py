@@ -10,8 +10,10 @@ import contextlib
 import shlex
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from cases.folders import disk
 from harness.both_sides import leases
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
@@ -38,13 +40,14 @@ def warm(versions: Sequence[str], *, progress: Progress) -> tuple[Bare, ...]:
     )
     start, answers, failed = time.monotonic(), list[Bare](), dict[str, Running]()
     with contextlib.ExitStack() as stack:
-        boots = {
-            f"SGLang {version} {dtype} topk {topk} {'graphs' if graphs else 'eager'}": stack.enter_context(
-                _started(version, dtype=dtype, topk=topk, graphs=graphs)
-            )
-            for version in versions
-            for dtype, topk, graphs in VARIANTS
-        }
+        with disk(logs := dependencies.home() / "logs"):
+            boots = {
+                f"SGLang {version} {dtype} topk {topk} {'graphs' if graphs else 'eager'}": stack.enter_context(
+                    _started(version, logs / f"warm-{version}-{dtype}", dtype=dtype, topk=topk, graphs=graphs)
+                )
+                for version in versions
+                for dtype, topk, graphs in VARIANTS
+            }
         for name, boot in boots.items():
             answers.append(boot.result(max(0.0, start + SECONDS - time.monotonic())))
             failed |= {name: boot} if answers[-1].texts is None else {}
@@ -60,7 +63,9 @@ def warm(versions: Sequence[str], *, progress: Progress) -> tuple[Bare, ...]:
     return tuple(answers)
 
 
-def _started(version: str, *, dtype: Any, topk: int, graphs: bool) -> contextlib.AbstractContextManager[Running]:
+def _started(
+    version: str, folder: Path, *, dtype: Any, topk: int, graphs: bool
+) -> contextlib.AbstractContextManager[Running]:
     from cases import checkpoints
 
     requests = tuple(RequestSpec(rid=rid, input_ids=ids, max_new_tokens=NEW_TOKENS) for rid, ids in PROMPTS.items())
@@ -81,7 +86,6 @@ def _started(version: str, *, dtype: Any, topk: int, graphs: bool) -> contextlib
         lease=leases.request(),
         probe=False,
     )
-    folder = dependencies.home() / "logs" / f"warm-{version}-{dtype}"
     folder.mkdir(parents=True, exist_ok=True)
     return started(launch, scenario, folder=folder)
 

@@ -334,6 +334,7 @@ def run(folder: Path, how: str) -> tuple[dict[str, list[int]], str, bool]:
     for side in sides:
         (folder / f"idle{side}").unlink(missing_ok=True)
         own = {"REPRO": how, "REPRO_SIDE": side, "REPRO_FOLDER": str(folder)}
+        own["TMPDIR"] = str(folder)  # SGLang leaves its socket files behind; this folder goes with this process
         environment = {**os.environ, **GIVEN["engines"][side]["environment"], **own}
         with log.open("a") as file:
             command = [sys.executable, "-P", __file__, str(folder)]
