@@ -79,3 +79,10 @@ def test_a_process_whose_parent_ended_before_it_asked_for_the_signal_ends_at_onc
     done = subprocess.run([sys.executable, "-P", "-c", START, str(HOST), parent], capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     assert done.stdout == ("lives True\n" if code == 0 else "")
+
+
+def test_a_log_that_is_empty_since_its_disk_is_full_says_so(full_disk, tmp_path):
+    launch = Launch(python=Path(sys.executable), pythonpath=(), boot={})
+    for folder, full in ((full_disk, True), (tmp_path, False)):
+        (folder / "log").touch()
+        assert ("the disk is full" in Side(launch=launch, log=folder / "log").log_tail()) is full

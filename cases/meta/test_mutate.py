@@ -15,6 +15,7 @@ from cases.families import FAMILIES
 from cases.fixed import default_scenarios
 from cases.meta import handmade, results
 from cases.programs import EXERCISES
+from harness.archive.faults import WriteError
 from harness.both_sides.codes import changed, compiled, placed
 from harness.cli.mutate import NAME, _drawn
 from harness.cli.report import _document
@@ -614,6 +615,11 @@ def test_what_one_campaign_does_not_execute_is_no_excuse_in_another():
 def test_the_families_that_execute_a_survivor_are_families_of_ours():
     named = {name for one in mutant_results.explanations().values() for name in one.driven_by}
     assert named - {"cuda"} <= {*FAMILIES}
+
+
+def test_a_disk_without_room_for_a_result_is_named(full_disk):
+    with pytest.raises(WriteError, match=f"the disk is full: cannot write to {full_disk}"):
+        mutant_results.append(full_disk, FOUND["open"])
 
 
 def test_results_are_kept_line_by_line_and_what_cannot_be_read_is_asked_again(tmp_path):

@@ -1,12 +1,15 @@
 """Where output goes is asked before anything slow, by one rule: a path's last part may be new, and nothing above it."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from cases.meta import nights, results
 from cases.meta.command_line import call
-from harness.contract.outputs import OutputError, writable
+from harness.contract import outputs
+from harness.contract.outputs import OutputError, WriteFailed, writable, write_text
 from harness.engines.engine import Engine
 from harness.night import store
 
@@ -95,3 +98,19 @@ def test_a_comma_that_stands_for_nothing_is_refused(work, option, text):
     done = call(*command, f"--{option}", text.format(name, name), code=2)
     assert "empty entry beside a comma" in done.stderr
     assert f"--{option} {name}" in done.stderr
+
+
+def test_a_named_pipe_that_nobody_reads_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(outputs, "READER_SECONDS", 0.0)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(WriteFailed, match="nobody reads this named pipe"):
+        write_text("text", str(tmp_path / "pipe"))
+
+
+def test_a_named_pipe_is_filled_for_whoever_reads_it(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    whole = "text" * 100_000  # more than it holds at once
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit((tmp_path / "pipe").read_text)
+        write_text(whole, str(tmp_path / "pipe"))
+        assert read.result() == whole

@@ -96,7 +96,8 @@ def full_output_reported() -> Iterator[None]:
 
 def _no_room(error: OSError) -> Exit:
     _reader_gone()
-    return say(f"cannot write: {error.strerror}\n  make room, or name another place", Exit.UNKNOWN)
+    where = f" to {error.filename}" if error.filename else ""
+    return say(f"cannot write{where}: {error.strerror}\n  make room, or name another place", Exit.UNKNOWN)
 
 
 def _reader_gone() -> Exit:

@@ -6,16 +6,21 @@ wish. It must not know what is written.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from harness.contract import plain_files
 from harness.contract.usage import UserError
+
+#: How long whoever reads a named pipe may take to open it.
+READER_SECONDS = 5.0
 
 
 class OutputError(UserError):
@@ -77,11 +82,29 @@ def write_text(text: str, target: str, *, option: str = "json") -> None:
     path = Path(target)
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")  # a device or a pipe, which must not be replaced by a file
+            _pour(text, path)  # a device or a pipe, which must not be replaced by a file
             return
         plain_files.replace(path, text.encode())
     except OSError as error:
         raise WriteFailed(cannot_write(path, str(error.strerror), option)) from error
+
+
+def _pour(text: str, path: Path) -> None:
+    """Into what is there. OSError for a named pipe that nobody reads within seconds: to open it would wait for ever."""
+    ends = time.monotonic() + READER_SECONDS
+    while True:
+        try:
+            opened = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            break
+        except OSError as error:
+            if error.errno != errno.ENXIO or not path.is_fifo():
+                raise
+            if time.monotonic() > ends:
+                raise OSError(error.errno, "nobody reads this named pipe") from error
+            time.sleep(0.05)
+    os.set_blocking(opened, True)
+    with open(opened, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def check_outside(path: Path, runs: Iterable[Path | None], *, option: str) -> None:

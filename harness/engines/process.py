@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -39,6 +40,8 @@ LEASE_SECONDS = 60.0
 CLOSE_SECONDS = 60.0
 #: Of a log, said where an engine does not boot or ends.
 TAIL_LINES = 6
+#: Bytes of a disk below which an empty log is no wonder.
+LEAST_FREE = 4096
 #: What a target's class in SGLang has to have for an EAGLE or EAGLE-3 draft, and what is said where one has not.
 SHARED = ("no attribute 'get_embed_and_head'", "no attribute 'set_eagle3_layers_to_capture'")
 SERVES_NO_EAGLE = "so this release serves no such draft of that target; another release, or another target, may"
@@ -273,6 +276,8 @@ class HostProcess:
         ending = text[-TAIL_LINES:]
         hint = [SERVES_NO_EAGLE] if any(name in line for name in SHARED for line in ending) else []
         said = "; it ends with:" if ending else ", which is empty"
+        if not ending and shutil.disk_usage(self.log.parent).free < LEAST_FREE:
+            said += ": the disk is full\n  make room, or name another place"
         return "\n  ".join([f"full log: {self.log}{said}", *ending, *hint])
 
     def close(self) -> None:

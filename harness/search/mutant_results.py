@@ -15,6 +15,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from harness.archive.faults import room
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
 
@@ -240,8 +241,11 @@ def read_lines(path: Path, kind: type[Record]) -> list[Record]:
 
 
 def add_line(path: Path, record: BaseModel) -> None:
-    """One write, so that whoever is ended keeps whole lines; behind a torn one it begins anew."""
-    with path.open("ab+") as file:
+    """One write, so that whoever is ended keeps whole lines; behind a torn one it begins anew. WriteError: no room."""
+    with (
+        room(path.parent, kept="make room, and type the same command: what was asked before is kept"),
+        path.open("ab+") as file,
+    ):
         size = file.seek(0, SEEK_END)
         file.seek(max(0, size - 1))
         torn = file.read(1) not in (b"", b"\n")
