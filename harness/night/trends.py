@@ -199,7 +199,7 @@ def trends_of(nights: Sequence[Night]) -> Trends | None:
     if not nights:
         return None
     last = nights[-1]
-    alike = [one for one in nights if one.plan.kind == last.plan.kind]
+    alike = [one for one in nights if not last.plan.differs(one.plan)]
     green = [one for one in alike[:-1] if one.green]
     shown = alike[-MOST_NIGHTS:]
     charts = [_chart(trend, shown) for cell in last.cells for trend in trends(cell, green)]
