@@ -76,6 +76,11 @@ def room(folder: Path, *, kept: str) -> Iterator[None]:
         ) from error
 
 
+def home_room(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """`room` for a folder below EAGLECHECK_HOME, with what to do there."""
+    return room(folder, kept="choose another place:  export EAGLECHECK_HOME=/path/with/space")
+
+
 class TraceError(UserError):
     """A trace file that cannot be used, so nothing is known of its scenario; the text is meant for people."""
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from cases.folders import disk
+from harness.archive.faults import home_room
 from harness.bisect.search import Direction
 from harness.contract.usage import UsageError
 from harness.engines.dependencies import home
@@ -154,7 +154,7 @@ def worktrees(repository: Repository) -> Iterator[Worktrees]:
     """A folder under EAGLECHECK_HOME, removed with every worktree in it."""
     root = home() / "bisect"
     with contextlib.ExitStack() as held:
-        with disk(root):
+        with home_room(root):
             root.mkdir(parents=True, exist_ok=True)
             with abandoned(root) as found:
                 for folder in found:

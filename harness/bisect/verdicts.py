@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from cases.folders import disk
+from harness.archive.faults import home_room
 from harness.bisect.search import Call
 from harness.contract import plain_files
 from harness.contract.types import Outcome
@@ -103,7 +103,7 @@ class Cache:
         text = run.model_dump_json(exclude={"why"}) + "\n"
         if not path.exists():
             text = json.dumps(dict(identity), sort_keys=True) + "\n" + text
-        with disk(self.folder):
+        with home_room(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             with path.open("ab") as file:  # one write: lines of two processes do not mix
                 file.write(text.encode())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cases.folders import disk
+from harness.archive.faults import home_room
 from harness.engines import dependencies
 from harness.engines.dependencies import EnvError, Progress
 from harness.machines import archives, bundle, bundle_contents, fit, flashinfer, wheels
@@ -45,7 +45,7 @@ def pack(
     EnvError where a release wants another torch, asks for something unknown, or cannot be fetched or compiled.
     """
     folder = dependencies.home() / "pack"
-    with dependencies.installing("pack", progress) as lock, disk(folder):
+    with dependencies.installing("pack", progress) as lock, home_room(folder):
         job = Job(
             torch=torch,
             python=python,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cases.folders import disk
+from harness.archive.faults import home_room
 from harness.both_sides import leases
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
@@ -40,7 +40,7 @@ def warm(versions: Sequence[str], *, progress: Progress) -> tuple[Bare, ...]:
     )
     start, answers, failed = time.monotonic(), list[Bare](), dict[str, Running]()
     with contextlib.ExitStack() as stack:
-        with disk(logs := dependencies.home() / "logs"):
+        with home_room(logs := dependencies.home() / "logs"):
             boots = {
                 f"SGLang {version} {dtype} topk {topk} {'graphs' if graphs else 'eager'}": stack.enter_context(
                     _started(version, logs / f"warm-{version}-{dtype}", dtype=dtype, topk=topk, graphs=graphs)
