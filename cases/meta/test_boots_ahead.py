@@ -289,6 +289,20 @@ def test_where_a_card_has_no_room_for_the_next_it_waits_for_its_turn_and_nothing
     assert (second.name, of_two.ahead, of_two.lease) == ("b", 0, replace(LEASE))
 
 
+def test_where_a_card_has_room_for_some_as_many_boot_ahead_and_the_others_in_their_turn(engines, of_two):
+    engines.trouble["c"] = [NoLease("no GPU lease")]
+    first, *later = (launch(name, lease=LEASE) for name in "abcd")
+    of_two.expect(later)
+    of_two.use(first)
+    up(of_two)
+    of_two.expect(later, now=first)
+    assert of_two.ahead == 1
+    assert of_two.use(later[0]).name == "b"
+    of_two.expect(later[1:], now=later[0])
+    assert [of_two.use(one).name for one in later[1:]] == ["c", "d"]
+    assert sorted(names(engines)) == ["a", "b", "c", "c", "d"]
+
+
 def test_nothing_boots_ahead_without_memory_for_it(engines, of_two, monkeypatch):
     monkeypatch.setattr(pool, "FREE_AHEAD", 1 << 40)
     of_two.expect([launch("b")])

@@ -85,7 +85,7 @@ def _ahead(asked: Asked) -> int:
     """Engines that each process boots ahead: beside others one is enough, unless somebody wants more."""
     if asked.boots_ahead is not None:
         return asked.boots_ahead
-    most = prepare.BOOTS_AHEAD[asked.device]
+    most = prepare.ahead_on(asked.device)
     return most if asked.jobs == 1 else min(most, 1)
 
 

@@ -42,7 +42,8 @@ BootsAhead = Annotated[
         "--boots-ahead",
         min=0,
         max=16,
-        help="Engines that boot while another one is driven. Default: 3 on a GPU, none on a CPU.",
+        help="Engines that boot while another one is driven. Default: 8 on a GPU, or half the cores if fewer; "
+        "none on a CPU.",
     ),
 ]
 Spawn = Annotated[

@@ -5,6 +5,7 @@ It must not import torch: start-up time is the user's time.
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -38,8 +39,13 @@ REVERTS = (25015, 26329, 26972, 27338, 27360, 27460)
 FIRST_REVERT = Version("0.5.13")
 
 
-#: Engines that boot beside the one that is driven: on a CPU they would take each other's cores.
-BOOTS_AHEAD = {"cpu": 0, "cuda": 3}
+#: Engines that boot beside the one that is driven on a GPU, as long as each has two cores.
+MOST_AHEAD = 8
+
+
+def ahead_on(device: str) -> int:
+    """Engines that boot ahead where nobody says how many: none on a CPU, where they would take each other's cores."""
+    return min(MOST_AHEAD, len(os.sched_getaffinity(0)) // 2) if device == "cuda" else 0
 
 
 def make_plan(
@@ -133,7 +139,7 @@ def make_plan(
         lease=lease,
         argv=tuple(sys.argv),
         copies=not spawn,
-        ahead=BOOTS_AHEAD[device] if boots_ahead is None else boots_ahead,
+        ahead=ahead_on(device) if boots_ahead is None else boots_ahead,
     )
 
 

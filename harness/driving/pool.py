@@ -129,8 +129,10 @@ class EnginePool:
         """Boot the first of these beside what is driven, as many as may be ahead and as there is memory for.
 
         now: what is used next, and may be one more of the same; where nobody has booted it yet, it takes a card first.
-        One that does not come up says so when it is used.
+        One that does not come up says so when it is used; where a card had no room for one, no more than these are any
+        more.
         """
+        self._drop_those_without_room()
         wanted = Counter(_key_of(one) for one in (now,) if one is not None and not self._drives(_key_of(one)))
         if any(not self._expected.get(key) for key in wanted):
             self._go.clear()
@@ -142,6 +144,17 @@ class EnginePool:
                 self._threads = self._threads or ThreadPoolExecutor(max_workers=self.ahead)
                 boot = self._threads.submit(self._boot, _unwaiting(launch), quiet=True)
                 self._expected.setdefault(key, []).append(boot)
+
+    def _drop_those_without_room(self) -> None:
+        """They boot in their turn; from now on only as many boot ahead as found room."""
+        failed = {
+            key: [boot for boot in boots if boot.done() and isinstance(boot.exception(), NoLease)]
+            for key, boots in self._expected.items()
+        }
+        if any(failed.values()):
+            for key, boots in failed.items():
+                self._expected[key] = [one for one in self._expected[key] if one not in boots]
+            self.ahead = sum(map(len, self._expected.values()))
 
     def _taken(self, key: str) -> Engine | None:
         """The engine that was booted ahead for this, if one was. Where it got no share of a card, none is any more."""
