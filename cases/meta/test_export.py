@@ -25,7 +25,7 @@ from harness.contract.usage import UsageError
 from harness.engine_side.replacement_kernels import cpu_tree
 from harness.engines import envs
 from harness.engines.launch import build_launch
-from harness.search.export import ENDINGS, exported
+from harness.search.export import ENDINGS, _end, exported
 from reports import blame
 
 ALLOWED = {*sys.stdlib_module_names, "numpy", "safetensors", "torch", "sglang"}
@@ -215,6 +215,14 @@ def test_an_ending_or_an_answer_shows_the_fault_or_its_absence_or_neither(
     made["judge"].__globals__.update(run=lambda *_: (outputs, log, idle), REQUESTS=requests)
     made["GIVEN"]["show"] = show
     assert made["judge"](tmp_path) == code
+
+
+@pytest.mark.parametrize("said", ["Segmentation fault", "Aborted"])
+def test_an_engine_that_a_signal_ended_is_known_by_what_python_says_of_one(said):
+    first = SimpleNamespace(hint="SIGSEGV", observed="scheduler process 7 was ended by SIGSEGV without a word")
+    shown = _end(SimpleNamespace(first=first, signature="CRASH:ledger:IDLE:SIGSEGV"))
+    assert re.findall(shown["site"], f"line 7\nFatal Python error: {said}\n\nThread") == [f"Fatal Python error: {said}"]
+    assert not re.findall(shown["site"], "RuntimeError: Connection closed by peer")
 
 
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.23"])

@@ -99,7 +99,8 @@ def test_its_signatures_are_such_as_our_checks_make(one):
         assert phase in set(Phase)
         assert check in CHECKS or check in words
         of_a_place = kind in ("CRASH", "HANG")
-        assert re.fullmatch(r"\*[a-z0-9_/.*]*:[\w<>]+", hint) if of_a_place else made_of(hint.replace("*", ""), words)
+        place = r"\*[a-z0-9_/.*]*:[\w<>]+|SIG[A-Z]+"
+        assert re.fullmatch(place, hint) if of_a_place else made_of(hint.replace("*", ""), words)
 
 
 @ISSUES
@@ -517,6 +518,24 @@ def test_layers_run_eagerly_without_graphs_or_with_more_requests_than_any_is_cap
         assert ids(f"NUMERIC:verify:VERIFY:hidden_out-{what}", made, release="0.5.13") == expected
     assert max(GRAPH_SIZES) == LARGEST_GRAPH
     assert (min(PREFILL_GRAPH_SIZES) // 2, max(PREFILL_GRAPH_SIZES)) == PREFILL_GRAPHS  # padding at most doubles
+
+
+@pytest.mark.parametrize(("room", "expected"), [(3, ["F-098"]), (4, ["F-098"]), (5, [])])
+def test_states_of_the_last_request_slot_need_as_many_requests_as_may_run(room, expected):
+    made = scenario(algorithm="MTP", max_running_requests=room)
+    made = made.model_copy(update={"requests": made.requests[:1] * 4})
+    assert ids("CRASH:ledger:DRAFT_PREFILL:SIGSEGV", made, release="0.5.11") == expected
+    assert ids("CRASH:ledger:DRAFT_PREFILL:SIGSEGV", made, release="0.5.12") == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, ["F-094"]), ({"overlap_schedule": False}, []), ({"t": 2, "n": 6}, []), ({"coverage": {}}, [])],
+)
+def test_a_verify_is_counted_in_vain_only_where_it_was_in_flight_at_a_retraction(settings, expected):
+    coverage = settings.pop("coverage", ALL)
+    made = scenario(**settings)
+    assert ids("ACCEPT:counts:ACCEPT:spec-verify-ct", made, release="0.5.11", coverage=coverage) == expected
 
 
 @pytest.mark.parametrize(("device", "offered"), [("cpu", True), ("cuda", False)])

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,16 @@ from cases.meta import results
 from cases.meta.command_line import call
 from harness.archive.store import StoredScenario
 from harness.cli import replay
-from harness.cli.replay_untraced import _answer, _compared, check_bare, check_seen, ending, ending_alone, stopped
+from harness.cli.replay_untraced import (
+    _answer,
+    _compared,
+    _folder,
+    check_bare,
+    check_seen,
+    ending,
+    ending_alone,
+    stopped,
+)
 from harness.contract.rows import RowBuilder
 from harness.contract.trace import Event, RequestEnd, Trace
 from harness.contract.types import Kind
@@ -35,6 +45,11 @@ def test_an_ending_is_what_the_crash_said_first_and_where():
     assert found.text == "CUDA error: an illegal memory access at srt/a.py:f:77, round 5, step 7"
     assert (found.kind, found.sites) == ("CRASH", ("srt/a.py:f",))
     assert ending(QUIET) is None
+
+
+def test_folders_above_the_logs_are_made(tmp_path):
+    plan = SimpleNamespace(root=tmp_path / "not" / "there")
+    assert _folder(plan, "untraced").parent == plan.root
 
 
 def test_flush_parts_the_prompts_of_a_bare_engine():

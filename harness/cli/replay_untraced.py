@@ -104,7 +104,7 @@ def _launch(plan: Plan) -> Launch:
 
 def _folder(plan: Plan, what: str) -> Path:
     folder = plan.root / f"{what}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    folder.mkdir()
+    folder.mkdir(parents=True)
     return folder
 
 

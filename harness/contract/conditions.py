@@ -30,7 +30,7 @@ OF_SPEC = ("num_steps", "eagle_topk", "num_draft_tokens")
 OF_ENGINE = (
     *("page_size", "attention_backend", "dp_size", "cuda_graph", "prefill_cuda_graph", "radix_cache"),
     *("enable_overlap_plan_stream", "disaggregation", "enable_return_hidden_states", "rejection_sampling"),
-    "enable_custom_logit_processor",
+    *("enable_custom_logit_processor", "max_running_requests"),
 )
 
 

@@ -210,7 +210,13 @@ def _twins(one: ScenarioResult, finding: Finding) -> dict[str, Any]:
 
 
 def _end(finding: Finding) -> dict[str, str]:
-    """What the log of an engine that ends so holds: the error, or where it has no words the place, as a pattern."""
+    """What the log of an engine that ends so holds: the error, or where it has no words the place, as a pattern.
+
+    Of a signal it holds what Python's faulthandler says, which SGLang's schedulers enable. Any signal is the fault:
+    memory that was written over ends a process by one or another.
+    """
+    if re.fullmatch(r"SIG[A-Z]+", str(finding.first.hint)):
+        return {"error": "", "site": r"Fatal Python error: [\w ]+"}
     error = _words(re.sub(r" \(on TP rank \d+\)$", "", str(finding.first.observed)).partition(":")[2].strip())
     file, function = finding.signature.split(":")[-2:]
     site = rf'{re.escape(file)}", line \d+, in {re.escape(function)}\n'

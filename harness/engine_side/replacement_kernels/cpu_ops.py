@@ -66,6 +66,7 @@ EVERYWHERE = (
     ("triton.runtime.interpreter", "one_element", "_patch_lang_tensor"),
     ("sglang.srt.batch_invariant_ops", "batch_invariant", "enable_batch_invariant_mode"),
     ("sglang.srt.constrained.xgrammar_backend", "token_mask", "XGrammarGrammar"),
+    ("sglang.srt.speculative.spec_utils", "token_numbers", "traverse_tree"),
     ("sglang.srt.models.deepseek_v2", "plain_rope", "get_rope_wrapper"),
     ("sglang.srt.models.ernie4", "flat_bias", "TopK"),
     ("sglang.kernels.ops.attention.fla.layernorm_gated", "one_processor", "_get_sm_count"),

@@ -22,7 +22,7 @@ def register(patch: Patch) -> Patch:
 
 
 class View:
-    """A module of torch's, as one of SGLang's sees it: with some names of ours."""
+    """A module or an object, as one of SGLang's modules sees it: with some names of ours."""
 
     def __init__(self, module: Any, **ours: Any) -> None:
         self.__dict__ |= {"_module": module, **ours}

@@ -103,3 +103,22 @@ def token_mask(module: ModuleType, argument: str, note: Note) -> None:
     owner.apply_vocab_mask = apply_vocab_mask
     what = f"{module.__name__}.{argument}.apply_vocab_mask"
     note(what, "remap", "none", "xgrammar's own kernel for a CPU, as newer releases call it")
+
+
+@register
+def token_numbers(module: ModuleType, argument: str, note: Note) -> None:
+    """0.5.11 hands grammars tokens as tensors: xgrammar 0.1.32, which it pins, takes them, a newer one does not."""
+    original = getattr(module, argument, None)
+    if original is None or "accept_token(draft_tokens[curr])" not in inspect.getsource(original):
+        return
+
+    def traverse_tree(after: Any, beside: Any, tokens: Any, grammar: Any, *args: Any, **kwargs: Any) -> Any:
+        of_numbers = View(
+            grammar,
+            accept_token=lambda token: grammar.accept_token(int(token)),
+            fill_vocab_mask=lambda mask, node: grammar.fill_vocab_mask(mask, int(node)),
+        )
+        return original(after, beside, tokens, of_numbers, *args, **kwargs)
+
+    setattr(module, argument, traverse_tree)
+    note(f"{module.__name__}.{argument}", "remap", "none", "newer xgrammar takes no tensor for a number")
