@@ -27,7 +27,7 @@ FILES = {
     "Qwen3ForCausalLM": ("qwen3",),
     "Qwen3NextForCausalLM": ("qwen3_next", "qwen3_next_mtp"),
     "Qwen3_5ForCausalLM": ("qwen3_5", "qwen3_5_text", "qwen3_5_mtp"),
-    "NemotronHForCausalLM": ("nemotron_h",),
+    "NemotronHForCausalLM": ("nemotron_h", "nemotron_h_mtp"),
     "DeepseekV3ForCausalLM": ("deepseek_v2", "deepseek_nextn"),
     "DeepseekV32ForCausalLM": ("deepseek_v2", "deepseek_nextn"),
     "MiMoV2FlashForCausalLM": ("mimo_v2", "mimo_v2_nextn"),
