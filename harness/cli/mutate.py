@@ -21,7 +21,7 @@ from harness.contract.outputs import check_target, writable, write_json
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
-from harness.driving.adapt import NOTHING, Wanted, adapted
+from harness.driving.adapt import NOTHING, Wanted
 from harness.engines import envs
 from harness.search import mutant_results
 from harness.search.executed import Followed, One
@@ -101,9 +101,10 @@ def command(
         _check_kept(option, kept_there, version=version, seed=seed)
     place = Place(release=version, device=device, wanted=wanted)
     for name in names:
-        check_scenarios(adapted(FAMILIES[name].scenarios, wanted, device=device), device=device)
-        if not place.made(FAMILIES[name].scenarios):
-            raise UsageError(f"--family {name}: {place.refusals(FAMILIES[name].scenarios)[0]}")
+        each = place.each(FAMILIES[name].scenarios)
+        check_scenarios([one for one, _ in each], device=device)
+        if all(why for _, why in each):
+            raise UsageError(f"--family {name}: {each[0][1]}")
     lease = prepare.gpu_lease(device, gpu_share)
     part = prepare.shard_of(shard)
     runs_root = writable(prepare.runs_root(runs))

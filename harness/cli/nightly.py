@@ -33,8 +33,8 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     shard = prepare.shard_of(asked.shard)
     prepare.check_device(asked.device)
     lease = prepare.gpu_lease(asked.device, asked.gpu_share)
-    cells = checked_cells(asked)
-    todo = planned(asked, cells, shard)
+    cells, left_out = checked_cells(asked)
+    todo = planned(asked, cells, left_out, shard)
     check_store(asked.nights)
     writable(asked.nights, option="nights")
     results: dict[str, CellResult] = {}
