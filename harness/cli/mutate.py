@@ -19,7 +19,7 @@ from harness.cli.scenario_checks import check_scenarios
 from harness.contract import plain_files
 from harness.contract.outputs import check_target, writable, write_json
 from harness.contract.scenario import Scenario
-from harness.contract.usage import UsageError, unknown
+from harness.contract.usage import UsageError
 from harness.contract.words import counted
 from harness.driving.adapt import NOTHING, Wanted
 from harness.engines import envs
@@ -83,9 +83,7 @@ def command(
     check_target(json)
     version = envs.resolve(engine)
     names = prepare.split_list(family, option="family")
-    for name in names:
-        if name not in FAMILIES:
-            raise UsageError(f"--family: {unknown('family', name, FAMILIES)}")
+    prepare.check_names(names, FAMILIES, option="family", what="family")
     _exclude(
         "--follow-only",
         follow_only,
@@ -258,7 +256,5 @@ def _names(only: str) -> list[str]:
 
 def _named(plan: Campaign, names: list[str]) -> list[Asked]:
     known = {one.id: one for one in plan.mutants}
-    for name in names:
-        if name not in known:
-            raise UsageError(f"--only: {unknown('mutant', name, known)}")
+    prepare.check_names(names, known, option="only", what="mutant")
     return [known[name] for name in names]

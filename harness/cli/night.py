@@ -60,7 +60,7 @@ def command(
     entries = known.read(known_file)
     if shards:
         writable(nights, option="nights")
-        folder, night = merge(_found(shards), root=nights, now=datetime.now(UTC).isoformat())
+        folder, night = merge(_found(shards), root=nights, now=now())
         whole = True
     else:
         folder, night, whole = _newest(nights)
@@ -129,7 +129,7 @@ def _newest(root: Path) -> tuple[Path, Night, bool]:
             "  wait until that ends, or name another store:  eaglecheck night --nights FOLDER"
         )
     faults = (f"this night {last.plan.cut_off}",)
-    return last.folder, Night(plan=last.plan, finished=datetime.now(UTC).isoformat(), cells=cells, faults=faults), False
+    return last.folder, Night(plan=last.plan, finished=now(), cells=cells, faults=faults), False
 
 
 def _add_summary(path: Path, judged: Judgement) -> None:
@@ -198,6 +198,10 @@ def past_of(root: Path, night: Night) -> tuple[list[Kept], list[Night]]:
     """(nights begun before this one, those of them that were judged)."""
     earlier = [one for one in store.nights(root) if one.plan.created < night.plan.created]
     return earlier, [one.night for one in earlier if one.night is not None and one.night.judged is not None]
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat()
 
 
 def today() -> date:

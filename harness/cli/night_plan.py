@@ -8,13 +8,13 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from cases import catalogue
 from cases.families import FAMILIES
 from harness.both_sides import gpus
 from harness.cli import prepare
+from harness.cli.night import now
 from harness.cli.scenario_checks import check_scenarios
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted, some
@@ -223,7 +223,3 @@ def share_of(todo: NightPlan) -> str:
     number, of = todo.shard
     share = whole if of == 1 else f"shard {number} of {of}, {len(todo.mine)} of {whole}"
     return share if todo.jobs == 1 else f"{share}, in {todo.jobs} processes"
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat()

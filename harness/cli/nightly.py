@@ -14,8 +14,8 @@ from rich.console import Console
 
 from cases import known
 from harness.cli import prepare
-from harness.cli.night import check_store, conclude, past_of, today
-from harness.cli.night_plan import Asked, ahead, checked_cells, now, planned, resumed, share_of
+from harness.cli.night import check_store, conclude, now, past_of, today
+from harness.cli.night_plan import Asked, ahead, checked_cells, planned, resumed, share_of
 from harness.cli.outcome import Exit, kept, typed_again
 from harness.contract.outputs import writable, write_json
 from harness.contract.words import counted
