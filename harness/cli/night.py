@@ -197,7 +197,7 @@ def conclude(
 def past_of(root: Path, night: Night) -> tuple[list[Kept], list[Night]]:
     """(nights begun before this one, those of them that were judged)."""
     earlier = [one for one in store.nights(root) if one.plan.created < night.plan.created]
-    return earlier, [one.night for one in earlier if one.night is not None and one.night.judged is not None]
+    return earlier, store.judged(earlier)
 
 
 def now() -> str:

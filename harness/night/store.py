@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -134,6 +135,11 @@ def with_what_is_left(cell: CellResult, folder: Path) -> CellResult:
 def nights(root: Path) -> list[Kept]:
     """Every night in a store, oldest first."""
     return sorted((read(path.parent) for path in root.glob(f"*/{PLAN}")), key=lambda kept: kept.plan.created)
+
+
+def judged(kept: Iterable[Kept]) -> list[Night]:
+    """Those of these nights that were judged, in their order."""
+    return [one.night for one in kept if one.night is not None and one.night.judged is not None]
 
 
 def parts(folder: Path) -> list[Path]:
