@@ -51,6 +51,7 @@ def test_sglangs_own_kernels_and_way_of_starting_give_the_same_integers_as_ours(
     monkeypatch.setattr(engines, "copies", False)
     own = drive_scenario(CHUNKED_BATCH, cpu_attention="interpreted")
     assert "copied processes" not in own.trace.header["flags"]
+    assert own.trace.header["models"] == ours.trace.header["models"]  # the one without, the other among all of SGLang's
     assert "attention" not in {entry["subject"] for entry in own.trace.header["replaced"]}
     assert own.verdict.outcome is ours.verdict.outcome is Outcome.PASS
     _same_integers(ours.trace.rows, own.trace.rows)

@@ -1,8 +1,11 @@
-"""Which of a release's models can have a draft, by its sources."""
+"""Which of a release's models can have a draft, by its sources, and which of its files our pairs need."""
+
+import json
 
 import pytest
 
-from harness.engines.served_models import cannot_be_drafted_for, has_no_class
+from cases.pairs import RECIPES, pair_of
+from harness.engines.served_models import ALL_FILES, cannot_be_drafted_for, has_no_class, model_files
 
 BOTH = "def get_embed_and_head(self): ...\n    def set_eagle3_layers_to_capture(self, ids=None): ..."
 SOURCES = {
@@ -64,3 +67,25 @@ def test_an_architecture_that_no_file_lists_runs_as_another_or_not_at_all(packag
     assert "one: LlamaForCausalLMEagle3;" in why
     assert not has_no_class("LlamaForCausalLMEagle3", **release)
     assert not has_no_class("Eagle3LlamaForCausalLM", version="0.5.23", package=None)
+
+
+def _checkpoint(folder, config):
+    folder.mkdir()
+    (folder / "config.json").write_text(config)
+    return folder
+
+
+@pytest.mark.parametrize("recipe", {type(one): one for one in RECIPES.values()}.values(), ids=lambda one: one.name)
+def test_the_files_are_known_that_our_own_pairs_need(tmp_path, recipe):
+    pair = pair_of(recipe)
+    target = _checkpoint(tmp_path / "target", json.dumps(pair.target_config))
+    draft = _checkpoint(tmp_path / "draft", json.dumps(pair.draft_config))
+    assert model_files(target, draft) == ALL_FILES
+
+
+@pytest.mark.parametrize("config", ['{"architectures": ["KimiLinearForCausalLM"]}', "{}", "no JSON", None])
+def test_of_a_pair_that_nobody_knows_no_file_is_left_out(tmp_path, config):
+    known = _checkpoint(tmp_path / "known", '{"architectures": ["LlamaForCausalLM"]}')
+    other = tmp_path / "gone" if config is None else _checkpoint(tmp_path / "other", config)
+    assert model_files(known, known) == ALL_FILES
+    assert model_files(known, other) == model_files(other, known) == ()

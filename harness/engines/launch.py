@@ -19,6 +19,7 @@ from harness.contract.settings import EngineConfig, SpecConfig
 from harness.contract.trace import EOS
 from harness.engines.envs import EngineEnv, changed, home
 from harness.engines.process import REVERT, Launch
+from harness.engines.served_models import model_files
 
 CpuAttention = Literal["torch", "interpreted"]
 
@@ -105,6 +106,7 @@ def build_launch(
         "assumed": [one for one in assumed if issues()[one].replaced_on(device)],
         "lease": None if lease is None else lease.plain(),
         "layered": spec.algorithm == "MTP",
+        "model_files": list(model_files(target, draft)),
         "plugin": spec.plugin,
         "flags": ["torch.compile off"] if device == "cpu" else [],
         "environment": {

@@ -1,4 +1,6 @@
-"""Which of a release's models can have a draft, as its sources define them. Nothing of a release is imported.
+"""Which of a release's models can have a draft, as its sources define them, and which files a pair of ours needs.
+
+Nothing of a release is imported.
 
 Each EAGLE worker asks its target's class for its embedding and head; an EAGLE-3 head reads states that the class must
 be told to hand out.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,8 +18,40 @@ from pathlib import Path
 ASKED = {"EAGLE": ("get_embed_and_head",), "EAGLE3": ("get_embed_and_head", "set_eagle3_layers_to_capture")}
 #: What a release runs an architecture by that it has no class for.
 FALLBACK = "TransformersForCausalLM"
+#: Architecture in a config.json -> files below srt/models, named alike in all releases, of its class and of those
+#: of the drafts that SGLang makes of it.
+FILES = {
+    "LlamaForCausalLM": ("llama",),
+    "LlamaForCausalLMEagle": ("llama_eagle",),
+    "LlamaForCausalLMEagle3": ("llama_eagle3",),
+    "Qwen3ForCausalLM": ("qwen3",),
+    "Qwen3NextForCausalLM": ("qwen3_next", "qwen3_next_mtp"),
+    "Qwen3_5ForCausalLM": ("qwen3_5", "qwen3_5_text", "qwen3_5_mtp"),
+    "NemotronHForCausalLM": ("nemotron_h",),
+    "DeepseekV3ForCausalLM": ("deepseek_v2", "deepseek_nextn"),
+    "DeepseekV32ForCausalLM": ("deepseek_v2", "deepseek_nextn"),
+    "MiMoV2FlashForCausalLM": ("mimo_v2", "mimo_v2_nextn"),
+    "GptOssForCausalLM": ("gpt_oss",),
+    "Step3p5ForCausalLM": ("step3p5", "step3p5_mtp"),
+}
+#: All of these files, and that of FALLBACK: one set, so that engines of all our pairs are forked from one process.
+ALL_FILES = tuple(sorted({"transformers", *(name for names in FILES.values() for name in names)}))
 #: What a class may have as a base, beside other models of the release, that brings none of these.
 PLAIN = frozenset(("nn.Module", "torch.nn.Module", "Module", "object"))
+
+
+def model_files(*checkpoints: Path) -> tuple[str, ...]:
+    """ALL_FILES where these folders need no other; empty where nobody knows what they need."""
+    asked = [_architectures(folder) for folder in checkpoints]
+    return ALL_FILES if all(names and FILES.keys() >= set(names) for names in asked) else ()
+
+
+def _architectures(checkpoint: Path) -> list[str]:
+    """As its config.json has them; none where it cannot be read, which is said where the checkpoint is."""
+    try:
+        return list(json.loads((checkpoint / "config.json").read_text()).get("architectures") or ())
+    except (OSError, ValueError):
+        return []
 
 
 def has_no_class(draft: str, *, version: str, package: Path | None) -> str:

@@ -41,7 +41,7 @@ _own_package()
 from eaglecheck_engine.both_sides import wire  # noqa: E402
 from eaglecheck_engine.engine_side.hooks import ImportHooks  # noqa: E402
 from eaglecheck_engine.engine_side.host.beside import installed_packages  # noqa: E402
-from eaglecheck_engine.engine_side.host.import_patches import install_patches  # noqa: E402
+from eaglecheck_engine.engine_side.host.import_patches import install_patches, leave_out_models  # noqa: E402
 from eaglecheck_engine.engine_side.host.processes import (  # noqa: E402
     ENV_BOOT,
     ENV_PARENT,
@@ -141,6 +141,7 @@ def _imported(boot: dict[str, Any]) -> Prepared:
     with installed_packages():  # as early as can be: it takes a child as long as torch's import takes this process
         hooks, ops = install_patches(boot)
         cuda = _kept_out() if boot["device"] == "cuda" else None
+        leave_out_models(boot["model_files"])
         import sglang
 
         _check_version(sglang, boot)
