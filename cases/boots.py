@@ -21,6 +21,7 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
 from harness.contract.script import Op
 from harness.contract.settings import EngineConfig, SpecConfig
+from harness.contract.usage import unknown
 
 #: Of an op update: source and selector.
 Take = tuple[Literal["disk", "tensor"], Literal["target", "draft", "all"]]
@@ -106,6 +107,8 @@ def boot_of(name: str, row: Mapping[str, Any], family: Mapping[str, Any] = Mappi
     given = {"spec": "EAGLE 3", "uses": "", "engine": {}, "why": "", **family, **row}
     if "since" in row and "before" not in row:  # the family's is about another release
         given.pop("before", None)
+    if "before" in given:
+        given["before"] = REASONS[given["before"]]
     settings = [family.get("engine", {}), *(SETTINGS[one] for one in given["uses"].split()), row.get("engine", {})]
     more = {key: given[key] for key in ("adaptive", "token_map") if key in given}
     return Boot(
@@ -118,9 +121,22 @@ def boot_of(name: str, row: Mapping[str, Any], family: Mapping[str, Any] = Mappi
     )
 
 
+def reasons_of(tables: Mapping[str, Any]) -> dict[str, str]:
+    """Sentences of `before` by name; ValueError for a name that is not there, and for one that nothing has."""
+    reasons: dict[str, str] = tables["reasons"]
+    rows = [*tables["family"].values(), *(row for rows in tables["boot"].values() for row in rows.values())]
+    used = {row["before"] for row in rows if "before" in row}
+    for name in sorted(used - reasons.keys()):
+        raise ValueError(f"before: {unknown('reason', name, reasons)}")
+    for name in sorted(reasons.keys() - used):
+        raise ValueError(f"[reasons] {name}: nothing has it as its `before`\n  leave it out")
+    return reasons
+
+
 _TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 #: Settings of EngineConfig that several boot configurations share, by a word.
 SETTINGS: dict[str, dict[str, Any]] = _TABLES["settings"]
+REASONS = reasons_of(_TABLES)
 BY_NAME: dict[str, Boot] = {
     name: boot_of(name, row, _TABLES["family"][family])
     for family, rows in _TABLES["boot"].items()

@@ -31,16 +31,10 @@ def tokens(*, seed: int, length: int) -> tuple[int, ...]:
     return tuple(draw.randrange(VOCAB) for _ in range(length))
 
 
-def request(
-    rid: str, length: int, *, seed: int, new: int | None = None, stop_ids: Sequence[int] = (), dp_rank: int = 0
-) -> RequestSpec:
+def request(rid: str, length: int, *, seed: int, new: int | None = None) -> RequestSpec:
     """A greedy request with a random prompt."""
     return RequestSpec(
-        rid=rid,
-        input_ids=tokens(seed=seed, length=length),
-        max_new_tokens=_unasked(seed) if new is None else new,
-        stop_token_ids=tuple(stop_ids),
-        dp_rank=dp_rank,
+        rid=rid, input_ids=tokens(seed=seed, length=length), max_new_tokens=_unasked(seed) if new is None else new
     )
 
 

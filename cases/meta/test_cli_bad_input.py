@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import io
 import json
 import os
@@ -25,6 +26,7 @@ from harness.both_sides.gpus import CardError
 from harness.cli.main import app
 from harness.cli.outcome import Exit, attempt
 from harness.cli.refused import allowed_at
+from harness.contract.outputs import unusable
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
 from harness.driving.refusals import check_possible
@@ -355,15 +357,21 @@ REFUSED = {
 }
 
 
-def typed_values():
-    """Every option of every command whose values are numbers or a few words."""
+def commands():
+    """Every command, by what is typed."""
     group = typer.main.get_command(app)
     inner = [(f"engines {name}", one) for name, one in group.commands["engines"].commands.items()]
-    for command, found in [*group.commands.items(), *inner]:
-        options = [one for one in found.params if one.param_type_name == "option" and one.name != "help"]
-        for param in options if command != "engines" else ():
+    return {name: one for name, one in [*group.commands.items(), *inner] if name != "engines"}
+
+
+def typed_values():
+    """Every option of every command whose values are numbers or a few words."""
+    for command, found in commands().items():
+        for param in found.params:
             if (
-                not param.is_flag
+                param.param_type_name == "option"
+                and param.name != "help"
+                and not param.is_flag
                 and param.name not in ("dtype", "attention_backend", "server_args")
                 and allowed_at(found, param)
             ):
@@ -375,6 +383,80 @@ def test_a_value_of_another_kind_is_refused_with_what_is_allowed(command, option
     done = call(*command.split(), option, "zzz")
     assert (done.exit_code, done.stdout) == (2, ""), done.output
     assert re.fullmatch(rf"eaglecheck: {option} zzz cannot be\n  allowed: .+\n", done.stderr), done.stderr
+
+
+#: Paths that may be another word, too.
+TEXTS = ("json", "html", "markdown", "output", "case")
+
+
+def typed_paths():
+    """(what is typed, what help calls the path) of every path that a command takes, with what it cannot do without."""
+    for command, found in commands().items():
+        kinds = inspect.signature(found.callback, eval_str=True).parameters
+        for one in (one for one in found.params if one.name in kinds):
+            if "pathlib.Path" in str(kinds[one.name].annotation) or one.name in TEXTS:
+                needed = [param for param in found.params if param.required or param is one]
+                yield (
+                    " ".join([command, *(_typed(param, "PATH" if param is one else "x") for param in needed)]),
+                    _called(one),
+                )
+
+
+def _called(param):
+    return param.opts[0] if param.param_type_name == "option" else param.metavar.strip("[].")
+
+
+def _typed(param, value):
+    return f"{param.opts[0]} {value}" if param.param_type_name == "option" else value
+
+
+IMPOSSIBLE = {
+    "n" * 300: "File name too long",
+    "nowhere/" + "n" * 300: "File name too long",
+    "a\udcff": "it is not UTF-8",
+}
+
+
+@pytest.mark.parametrize(("path", "why"), [*IMPOSSIBLE.items(), ("n/" * 2000, "File name too long")])
+@pytest.mark.parametrize(("command", "named"), [*typed_paths()])
+def test_a_path_that_nothing_can_be_at_is_refused_wherever_one_is_named(command, named, path, why, work):
+    said = call(*(path if word == "PATH" else word for word in command.split()), code=2).stderr
+    assert re.match(rf"eaglecheck: {named} .+: {why}\n  name another place:  {named}", said), said
+    assert len(said) < 250
+
+
+@pytest.mark.parametrize("variable", ["EAGLECHECK_HOME", "EAGLECHECK_RUNS", "EAGLECHECK_LEASES"])
+@pytest.mark.parametrize("path", IMPOSSIBLE)
+def test_so_is_one_that_a_variable_names(variable, path, work, monkeypatch):
+    monkeypatch.setenv(variable, path)
+    assert f"name another place:  export {variable}=PATH\n" in call("run", code=2).stderr
+
+
+@pytest.mark.parametrize("name", [*IMPOSSIBLE, "a\0b"])
+@pytest.mark.parametrize("option", ["run --scenario", "matrix --engines 0.5.13 --cases"])
+def test_a_name_that_no_file_can_have_is_refused_as_a_name(option, name, work):
+    assert call(*option.split(), name, code=2).stderr.startswith("eaglecheck: unknown ")
+
+
+def test_a_folder_that_may_not_be_looked_into_is_refused(tmp_path):
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0)
+    before = os.geteuid()
+    try:
+        if before == 0:  # who may look everywhere
+            os.seteuid(65534)
+        assert [unusable(str(path)) for path in (folder, folder / "one")] == ["Permission denied"] * 2
+    finally:
+        os.seteuid(before)
+
+
+@pytest.mark.parametrize("path", [".", "file", "empty", "nowhere/x", "file/x", "/dev/null", "/dev/stdout", "n" * 255])
+def test_a_path_that_something_can_be_at_is_left_to_who_reads_or_writes_it(path, place):
+    assert not unusable(path)
+
+
+def test_a_file_whose_draft_would_have_too_long_a_name_is_refused_before_anything_is_run(place):
+    assert "File name too long" in call("run", "--json", "n" * 250, code=2).stderr
 
 
 def test_a_case_that_is_meant_with_an_assumption_says_so(place, monkeypatch):

@@ -1,6 +1,7 @@
 """Generated scenarios are valid, small and repeatable, and their templates say what they do. No engine here."""
 
 import functools
+import re
 from collections import Counter
 from random import Random
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases.boots import BY_NAME, OF_FAMILY
+from cases.boots import BY_NAME, OF_FAMILY, reasons_of
 from cases.builder import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life, turns
 from cases.generation import BESIDE_TOKENS, MOST_REQUESTS, build, generate, greedy, scenarios
 from cases.templates.handoff import MOST
@@ -63,6 +64,20 @@ def test_nothing_comes_between_a_pause_and_who_goes_on_behind_it():
 
 def test_boot_configurations_are_all_different():
     assert len({boot.boot_key() for boot in ALL_BOOTS}) == len(ALL_BOOTS)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "why"),
+    [
+        ({}, "before: unknown reason 'chunks': there is none"),
+        ({"chunk": "it fails"}, "before: unknown reason 'chunks'; did you mean 'chunk'?"),
+        ({"chunks": "it fails", "trees": "so does this"}, "[reasons] trees: nothing has it"),
+    ],
+)
+def test_a_reason_that_is_not_there_or_that_nothing_has_is_refused(reasons, why):
+    family, boot = {"dp": {}}, {"dp": {"wide": {"before": "chunks"}, "other": {}}}
+    with pytest.raises(ValueError, match=re.escape(why)):
+        reasons_of({"reasons": reasons, "family": family, "boot": boot})
 
 
 @EVERY_BOOT

@@ -431,7 +431,7 @@ def test_a_known_file_is_read_as_it_stands_and_refused_with_its_place_where_it_h
 
 
 def test_our_own_entries_can_still_be_shown_by_a_cell_that_a_night_has():
-    planned = night_cells.plan(
+    planned, _ = night_cells.plan(
         engines=envs.SUPPORTED,
         cases=[],
         families=list(FAMILIES.values()),
@@ -488,7 +488,7 @@ def test_a_release_gets_only_the_cells_it_is_new_enough_for():
     limits = night_cells.Limits(scenarios=12, seconds=60.0, seed=1)
 
     def names(engine):
-        made = night_cells.plan(engines=[engine], cases=[], families=list(FAMILIES.values()), limits=limits)
+        made, _ = night_cells.plan(engines=[engine], cases=[], families=list(FAMILIES.values()), limits=limits)
         return {f"{cell.kind}/{cell.name}" for cell in made}
 
     assert "fixed/mtp/layers" in names("0.5.17")
@@ -513,7 +513,7 @@ def test_what_needs_more_gpus_than_there_are_is_not_planned_and_not_missed():
 
     def keys(cards):
         cases, families = [load("pr25109"), load("pr25015")], [FAMILIES["dp"], FAMILIES["eagle"]]
-        made = night_cells.plan(
+        made, _ = night_cells.plan(
             engines=["0.5.13"], cases=cases, families=families, limits=limits, place=night_cells.Place(cards=cards)
         )
         return {cell.key for cell in made}
@@ -525,9 +525,18 @@ def test_what_needs_more_gpus_than_there_are_is_not_planned_and_not_missed():
     assert not any("dp" in key for key in keys(1))
 
 
+def test_of_a_release_that_has_no_cell_it_is_said_what_is_not_planned_and_why(work):
+    asked = night_plan.Asked(nights=work, engines="0.5.11,0.5.23", families="hicache", scenarios=0, seed=1)
+    cells, left = night_plan.checked_cells(asked)
+    assert {cell.engine for cell in cells} == {"0.5.23"}
+    said = night_plan.planned(asked, cells, left, (1, 1)).not_planned
+    assert "hierarchical_cache, and it is not driven on SGLang 0.5.11: " in said[0]
+    assert all("(0.5.11: hicache " in line for line in said)
+
+
 def test_a_case_brings_what_its_window_says():
     limits = night_cells.Limits(scenarios=0, seconds=1.0, seed=1)
-    made = night_cells.plan(engines=["0.5.11", "0.5.13"], cases=[load("pr25015")], families=[], limits=limits)
+    made, _ = night_cells.plan(engines=["0.5.11", "0.5.13"], cases=[load("pr25015")], families=[], limits=limits)
     assert [(cell.expected, cell.expected_kinds) for cell in made] == [("FAIL", ("POSITION",)), ("PASS", ())]
 
 

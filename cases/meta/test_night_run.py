@@ -172,10 +172,10 @@ def test_a_cell_whose_time_is_over_before_a_mutant_says_so(tmp_path):
 
 def test_mutants_are_planned_on_a_cpu_when_they_are_asked_for():
     limits = cells.Limits(scenarios=0, seconds=60, seed=7, mutants=3)
-    planned = cells.plan(engines=["0.5.23"], cases=[], families=[FAMILIES["tree"]], limits=limits)
+    planned, _ = cells.plan(engines=["0.5.23"], cases=[], families=[FAMILIES["tree"]], limits=limits)
     assert planned[-1].key == "0.5.23/mutated/tree"
     assert (planned[-1].mutants.count, planned[-1].mutants.seed) == (3, 7)
-    on_card = cells.plan(
+    on_card, _ = cells.plan(
         engines=["0.5.23"], cases=[], families=[FAMILIES["tree"]], limits=limits, place=cells.Place(device="cuda")
     )
     assert {cell.kind for cell in on_card} == {"fixed"}
@@ -184,20 +184,19 @@ def test_mutants_are_planned_on_a_cpu_when_they_are_asked_for():
 def test_a_boot_configuration_is_a_cell_and_what_has_none_is_left_out_by_name():
     tree = FAMILIES["tree"]
     limits = cells.Limits(scenarios=0, seconds=60, seed=7)
-    (first, *rest) = cells.plan(engines=["0.5.23"], cases=[], families=[tree], limits=limits)
+    (first, *rest), _ = cells.plan(engines=["0.5.23"], cases=[], families=[tree], limits=limits)
     assert first.key == "0.5.23/fixed/tree/t2-four-together"
     for cell in (first, *rest):
         assert len({one.boot_key() for one in cell.scenarios}) == 1
     assert [one for cell in (first, *rest) for one in cell.scenarios] == list(tree.scenarios)
-    asked = {
-        "engines": ["0.5.13"],
-        "families": [FAMILIES[name] for name in ("tp", "hicache")],
-        "place": cells.Place(cards=2),
-    }
-    driven = {one.name for cell in cells.plan(cases=[], limits=limits, **asked) for one in cell.scenarios}
-    left = {one.scenario: one.why for one in cells.left_out(**asked)}
+    families = [FAMILIES[name] for name in ("tp", "hicache")]
+    made, left_out = cells.plan(
+        engines=["0.5.13"], cases=[], families=families, limits=limits, place=cells.Place(cards=2)
+    )
+    driven = {one.name for cell in made for one in cell.scenarios}
+    left = {one.scenario: one.why for one in left_out}
     assert driven.isdisjoint(left)
-    assert driven | set(left) == {one.name for family in asked["families"] for one in family.scenarios}
+    assert driven | set(left) == {one.name for family in families for one in family.scenarios}
     assert left["tp-four-four-together"] == "it needs 4 GPUs, of 2 that are there"
     why = BY_NAME["tp-layers"].before
     assert left["tp-layers-four-together"] == f"not in nights before 0.5.17, though run drives it ({why})"
@@ -208,7 +207,8 @@ def test_a_boot_configuration_is_a_cell_and_what_has_none_is_left_out_by_name():
 def test_it_is_said_that_a_scenario_cannot_be_driven_only_where_run_refuses_it(release):
     every = list(FAMILIES.values())
     driven = {(family.name, one.name): one for family in every for one in family.scenarios}
-    for left in cells.left_out(engines=[release], families=every):
+    limits = cells.Limits(scenarios=0, seconds=60, seed=7)
+    for left in cells.plan(engines=[release], cases=[], families=every, limits=limits)[1]:
         refused = refusal(driven[left.family, left.scenario], version=release, device="cpu")
         assert bool(refused) is not left.why.startswith("not in nights before "), left
         assert "was not looked at" not in left.why, left

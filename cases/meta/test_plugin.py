@@ -283,7 +283,7 @@ def test_a_family_is_the_same_for_pytest_run_and_nights(inner_session, family):
     done = inner_session(OF_FAMILIES, "test_inner.py", "--family", family, "-s")
     ids = re.findall(r"ID (\w+)", done.stdout)
     assert ids == [one.id for one in choose_scenarios([], [], family)]
-    cells = plan(
+    cells, _ = plan(
         engines=["0.5.23"], cases=[], families=[FAMILIES[family]], limits=Limits(scenarios=0, seconds=0, seed=0)
     )
     assert sorted(ids) == sorted(one.id for cell in cells for one in cell.scenarios)

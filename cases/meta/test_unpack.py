@@ -600,6 +600,12 @@ def test_warming_is_left_to_the_command_that_has_just_been_unpacked(made, home, 
     assert (tmp_path / "kernels").is_file()
 
 
+def test_a_place_for_kernels_that_cannot_be_is_refused_before_anything_is_unpacked(made, home, tmp_path, capsys):
+    assert unpack.main([str(made["engines"]), "--keep-kernels", "n" * 300]) == 2
+    assert "File name too long\n  name another place:  --keep-kernels PATH" in capsys.readouterr().err
+    assert not (home / "engines").exists()
+
+
 def test_kernels_alone_cannot_be_warmed(made, home, tmp_path, capsys):
     saved(made, home, tmp_path / "kernels")
     assert unpack.main([str(tmp_path / "kernels"), "--warm"]) == 3

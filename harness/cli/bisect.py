@@ -36,7 +36,9 @@ BISECT_SCHEMA = 1
 def command(
     bad: Annotated[str, typer.Option(help="A release (with --repo: a commit) that shows the failure.")],
     good: Annotated[str, typer.Option(help="A release (with --repo: a commit) without it, older or newer.")],
-    case: Annotated[str | None, typer.Option(help="What to search for: a reproducer folder, or a corpus case.")] = None,
+    case: Annotated[
+        str | None, typer.Option(metavar="CASE|DIR", help="What to search for: a corpus case, or a reproducer folder.")
+    ] = None,
     scenario_file: Annotated[Path | None, typer.Option(help="Or a scenario in a JSON file: any divergence.")] = None,
     repo: Annotated[
         Path | None, typer.Option(help="Search the commits of this SGLang checkout instead; it is left as it is.")

@@ -30,7 +30,7 @@ def command(
     reproducer: Annotated[
         Path, typer.Argument(metavar="REPRODUCER", help="A reproducer, or a scenario's folder in a run that failed.")
     ],
-    output: Annotated[str, typer.Option(help="The file to write; '-': standard output.")] = "repro.py",
+    output: Annotated[str, typer.Option(metavar="FILE", help="The file to write; '-': standard output.")] = "repro.py",
     form: Annotated[
         Literal["script", "sglang-test"],
         typer.Option("--format", help="A script that exits 1 where the fault is there, or a test as SGLang has them."),

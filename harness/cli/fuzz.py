@@ -156,9 +156,7 @@ def _boots(family: str, names: Sequence[str], *, release: str, own: OwnPair | No
     if own is not None:
         check_family(family, own)
         known = of_pair(known, own)
-    for name in names:
-        if name not in known:
-            raise UsageError(f"--boot: {unknown('boot configuration', name, known)}")
+    prepare.check_names(names, known, option="boot", what="boot configuration")
     chosen = [known[name] for name in names] or [one for one in known.values() if one.planned_on(release)]
     if not chosen:
         raise UsageError(

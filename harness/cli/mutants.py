@@ -16,7 +16,7 @@ from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept, typed_again
 from harness.cli.scenario_checks import check_scenarios
 from harness.contract.outputs import check_target, writable, write_json
 from harness.contract.providers import AUTO
-from harness.contract.usage import UsageError, unknown
+from harness.contract.usage import UsageError
 from harness.driving.adapt import NOTHING, Wanted, adapted
 from harness.driving.refusals import untaken
 from harness.engines import envs
@@ -95,9 +95,6 @@ def _left() -> str:
 def _chosen(only: str | None) -> list[Mutant]:
     if only is None:
         return list(MUTANTS.values())
-    chosen = []
-    for name in prepare.split_list(only, option="only"):
-        if name not in MUTANTS:
-            raise UsageError(f"--only: {unknown('mutant', name, MUTANTS)}")
-        chosen.append(MUTANTS[name])
-    return chosen
+    names = prepare.split_list(only, option="only")
+    prepare.check_names(names, MUTANTS, option="only", what="mutant")
+    return [MUTANTS[name] for name in names]

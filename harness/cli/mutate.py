@@ -19,9 +19,9 @@ from harness.cli.scenario_checks import check_scenarios
 from harness.contract import plain_files
 from harness.contract.outputs import check_target, writable, write_json
 from harness.contract.scenario import Scenario
-from harness.contract.usage import UsageError, unknown
+from harness.contract.usage import UsageError
 from harness.contract.words import counted
-from harness.driving.adapt import NOTHING, Wanted, adapted
+from harness.driving.adapt import NOTHING, Wanted
 from harness.engines import envs
 from harness.search import mutant_results
 from harness.search.executed import Followed, One
@@ -83,9 +83,7 @@ def command(
     check_target(json)
     version = envs.resolve(engine)
     names = prepare.split_list(family, option="family")
-    for name in names:
-        if name not in FAMILIES:
-            raise UsageError(f"--family: {unknown('family', name, FAMILIES)}")
+    prepare.check_names(names, FAMILIES, option="family", what="family")
     _exclude(
         "--follow-only",
         follow_only,
@@ -101,9 +99,10 @@ def command(
         _check_kept(option, kept_there, version=version, seed=seed)
     place = Place(release=version, device=device, wanted=wanted)
     for name in names:
-        check_scenarios(adapted(FAMILIES[name].scenarios, wanted, device=device), device=device)
-        if not place.made(FAMILIES[name].scenarios):
-            raise UsageError(f"--family {name}: {place.refusals(FAMILIES[name].scenarios)[0]}")
+        each = place.each(FAMILIES[name].scenarios)
+        check_scenarios([one for one, _ in each], device=device)
+        if all(why for _, why in each):
+            raise UsageError(f"--family {name}: {each[0][1]}")
     lease = prepare.gpu_lease(device, gpu_share)
     part = prepare.shard_of(shard)
     runs_root = writable(prepare.runs_root(runs))
@@ -257,7 +256,5 @@ def _names(only: str) -> list[str]:
 
 def _named(plan: Campaign, names: list[str]) -> list[Asked]:
     known = {one.id: one for one in plan.mutants}
-    for name in names:
-        if name not in known:
-            raise UsageError(f"--only: {unknown('mutant', name, known)}")
+    prepare.check_names(names, known, option="only", what="mutant")
     return [known[name] for name in names]

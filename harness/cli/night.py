@@ -22,7 +22,7 @@ from harness.contract.words import counted
 from harness.night import document, store
 from harness.night.judge import Judgement, judge
 from harness.night.merge import merge
-from harness.night.records import CellResult, Judged, Night
+from harness.night.records import Judged, Night
 from harness.night.store import Kept
 from harness.night.text import render_night
 from reports.prose import say
@@ -60,7 +60,7 @@ def command(
     entries = known.read(known_file)
     if shards:
         writable(nights, option="nights")
-        folder, night = merge(_found(shards), root=nights, now=datetime.now(UTC).isoformat())
+        folder, night = merge(_found(shards), root=nights, now=now())
         whole = True
     else:
         folder, night, whole = _newest(nights)
@@ -129,7 +129,7 @@ def _newest(root: Path) -> tuple[Path, Night, bool]:
             "  wait until that ends, or name another store:  eaglecheck night --nights FOLDER"
         )
     faults = (f"this night {last.plan.cut_off}",)
-    return last.folder, Night(plan=last.plan, finished=datetime.now(UTC).isoformat(), cells=cells, faults=faults), False
+    return last.folder, Night(plan=last.plan, finished=now(), cells=cells, faults=faults), False
 
 
 def _add_summary(path: Path, judged: Judgement) -> None:
@@ -183,7 +183,8 @@ def conclude(
     for one in earlier:
         if one.night is None:
             say(console, f"an earlier night never finished, and counts for nothing: {one.plan.id}", style="dim")
-    judged = judge(_with_what_is_left(night, folder), past=past, known=entries, today=today())
+    left = tuple(store.with_what_is_left(cell, folder) for cell in night.cells)
+    judged = judge(night.model_copy(update={"cells": left}), past=past, known=entries, today=today())
     said = Judged(outcome=judged.outcome, reasons=judged.reasons)
     if keep and night.judged != said:  # what was said before is not written again: a store may be read-only
         store.finish(folder, night.model_copy(update={"judged": said}))
@@ -196,22 +197,11 @@ def conclude(
 def past_of(root: Path, night: Night) -> tuple[list[Kept], list[Night]]:
     """(nights begun before this one, those of them that were judged)."""
     earlier = [one for one in store.nights(root) if one.plan.created < night.plan.created]
-    return earlier, [one.night for one in earlier if one.night is not None and one.night.judged is not None]
+    return earlier, store.judged(earlier)
 
 
-def _with_what_is_left(night: Night, folder: Path) -> Night:
-    """The night without the names of reproducers that are gone: nobody can run those again."""
-
-    def kept_in(cell: CellResult) -> CellResult:
-        seen = [
-            one
-            if one.reproducer and (folder / one.reproducer).is_dir()
-            else one.model_copy(update={"reproducer": None})
-            for one in cell.findings
-        ]
-        return cell.model_copy(update={"findings": tuple(seen)})
-
-    return night.model_copy(update={"cells": tuple(map(kept_in, night.cells))})
+def now() -> str:
+    return datetime.now(UTC).isoformat()
 
 
 def today() -> date:

@@ -8,13 +8,13 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from cases import catalogue
 from cases.families import FAMILIES
 from harness.both_sides import gpus
 from harness.cli import prepare
+from harness.cli.night import now
 from harness.cli.scenario_checks import check_scenarios
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted, some
@@ -22,7 +22,7 @@ from harness.driving.adapt import Wanted, adapted
 from harness.driving.own_source import git_state, own_version, source_digest
 from harness.engines import envs
 from harness.night import store
-from harness.night.cells import Cell, Limits, Place, left_out, plan
+from harness.night.cells import Cell, LeftOut, Limits, Place, plan
 from harness.night.records import NightPlan
 
 ALL = "all"
@@ -67,8 +67,8 @@ class Asked:
         return _named(self.families, list(FAMILIES), what="family")
 
 
-def checked_cells(asked: Asked) -> list[Cell]:
-    """All there are to drive; UsageError for one that no engine could run."""
+def checked_cells(asked: Asked) -> tuple[list[Cell], list[LeftOut]]:
+    """All there are to drive, and what is left out; UsageError for a scenario that no engine could run."""
     if asked.cases is None and asked.families is None:
         raise UsageError(
             "--nights needs --cases or --families\n"
@@ -86,25 +86,25 @@ def checked_cells(asked: Asked) -> list[Cell]:
     for version in versions:
         prepare.check_revert(asked.revert, version)
     cases = [catalogue.load(name) for name in asked.chosen_cases]
-    families, place = [FAMILIES[name] for name in asked.chosen_families], _place(asked)
+    families = [FAMILIES[name] for name in asked.chosen_families]
     chosen = [case.scenario for case in cases] + [one for family in families for one in family.scenarios]
     check_scenarios(adapted(chosen, asked.wanted, device=asked.device), device=asked.device)
-    cells = plan(
+    cells, left = plan(
         engines=versions,
         cases=cases,
         families=families,
         limits=Limits(scenarios=asked.scenarios, seconds=asked.seconds, seed=_seed(asked), mutants=asked.mutants),
-        place=place,
+        place=_place(asked),
     )
     if not cells:
         options = {"--cases": asked.cases, "--families": asked.families}
         what = " and ".join(f"{name} {text}" for name, text in options.items() if text)
-        why = dict.fromkeys(one.why for one in left_out(engines=versions, families=families, place=place))
+        why = dict.fromkeys(one.why for one in left)
         raise UsageError(
             f"--engines {', '.join(versions)}: nothing of {what} is planned there\n  "
             + (some([*why], 3) or "allowed: another case, or more GPUs for several ranks")
         )
-    return cells
+    return cells, left
 
 
 def _place(asked: Asked) -> Place:
@@ -139,7 +139,7 @@ def _seed(asked: Asked) -> int:
     return secrets.randbelow(SEEDS)
 
 
-def planned(asked: Asked, cells: Sequence[Cell], shard: tuple[int, int]) -> NightPlan:
+def planned(asked: Asked, cells: Sequence[Cell], left: Sequence[LeftOut], shard: tuple[int, int]) -> NightPlan:
     if shard[1] > len(cells):
         raise UsageError(
             f"--shard {asked.shard}: the night has {counted(len(cells), 'cell')}\n  allowed: at most that many shards"
@@ -159,7 +159,7 @@ def planned(asked: Asked, cells: Sequence[Cell], shard: tuple[int, int]) -> Nigh
         jobs=asked.jobs,
         planned=tuple(cell.key for cell in cells),
         costs=tuple(cell.cost for cell in cells),
-        not_planned=tuple(_not_planned(cells, asked)),
+        not_planned=tuple(_not_planned(cells, left, asked)),
         eaglecheck=own_version(),
         git_head=git_state()[0],
         source=source_digest(),
@@ -167,13 +167,8 @@ def planned(asked: Asked, cells: Sequence[Cell], shard: tuple[int, int]) -> Nigh
     )
 
 
-def _not_planned(cells: Sequence[Cell], asked: Asked) -> list[str]:
+def _not_planned(cells: Sequence[Cell], left: Sequence[LeftOut], asked: Asked) -> list[str]:
     """What was asked for and cannot be had on a release, so that nothing is left out without a word."""
-    left = left_out(
-        engines=list(dict.fromkeys(cell.engine for cell in cells)),
-        families=[FAMILIES[name] for name in asked.chosen_families],
-        place=_place(asked),
-    )
     by_reason = dict[str, dict[str, Counter[str]]]()
     for one in left:
         by_reason.setdefault(one.why, {}).setdefault(one.engine, Counter())[one.family] += 1
@@ -228,7 +223,3 @@ def share_of(todo: NightPlan) -> str:
     number, of = todo.shard
     share = whole if of == 1 else f"shard {number} of {of}, {len(todo.mine)} of {whole}"
     return share if todo.jobs == 1 else f"{share}, in {todo.jobs} processes"
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat()

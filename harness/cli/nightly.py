@@ -14,8 +14,8 @@ from rich.console import Console
 
 from cases import known
 from harness.cli import prepare
-from harness.cli.night import check_store, conclude, past_of, today
-from harness.cli.night_plan import Asked, ahead, checked_cells, now, planned, resumed, share_of
+from harness.cli.night import check_store, conclude, now, past_of, today
+from harness.cli.night_plan import Asked, ahead, checked_cells, planned, resumed, share_of
 from harness.cli.outcome import Exit, kept, typed_again
 from harness.contract.outputs import writable, write_json
 from harness.contract.words import counted
@@ -33,8 +33,8 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     shard = prepare.shard_of(asked.shard)
     prepare.check_device(asked.device)
     lease = prepare.gpu_lease(asked.device, asked.gpu_share)
-    cells = checked_cells(asked)
-    todo = planned(asked, cells, shard)
+    cells, left_out = checked_cells(asked)
+    todo = planned(asked, cells, left_out, shard)
     check_store(asked.nights)
     writable(asked.nights, option="nights")
     results: dict[str, CellResult] = {}

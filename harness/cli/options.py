@@ -64,7 +64,8 @@ Runs = Annotated[
     Path | None, typer.Option("--runs", help="Where run folders go. Default: $EAGLECHECK_RUNS, else ./runs.")
 ]
 Json = Annotated[
-    str | None, typer.Option("--json", help="Write the result as JSON to this file, '-' for standard output.")
+    str | None,
+    typer.Option("--json", metavar="FILE", help="Write the result as JSON to this file, '-' for standard output."),
 ]
 Target = Annotated[
     Path | None, typer.Option("--target", "--model-path", help="Target checkpoint folder instead of the tiny one.")

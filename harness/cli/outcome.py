@@ -23,6 +23,7 @@ import typer
 from rich.console import Console
 
 from harness.archive.faults import FULL
+from harness.cli.paths import check_paths
 from harness.contract.outputs import write_json
 from harness.contract.types import Outcome
 from harness.engines.processes import handled, interrupts_held
@@ -49,8 +50,12 @@ def guarded(command: Callable[..., Exit]) -> Callable[..., None]:
     """Run a command and leave with its exit code; errors of a user become one message on standard error."""
 
     @functools.wraps(command)
-    def call(*args: Any, **kwargs: Any) -> None:
-        raise typer.Exit(int(attempt(lambda: command(*args, **kwargs))))
+    def call(**given: Any) -> None:
+        def checked() -> Exit:
+            check_paths(command, given)
+            return command(**given)
+
+        raise typer.Exit(int(attempt(checked)))
 
     return call
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -208,6 +208,14 @@ def split_list(text: str, *, option: str) -> list[str]:
     if doubled is not None:
         raise UsageError(f"--{option} {text}: {doubled!r} is named twice\n  name it once")
     return parts
+
+
+def check_names(names: Sequence[str], known: Iterable[str], *, option: str, what: str) -> None:
+    """UsageError for the first name that is not known."""
+    there = list(known)
+    for name in names:
+        if name not in there:
+            raise UsageError(f"--{option}: {unknown(what, name, there)}")
 
 
 def shard_of(text: str | None) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,7 +44,7 @@ def choose_scenarios(
     known = known if own is None else {name: past_eos(one) for name, one in known.items()}
     for name in names:
         if name not in known:
-            if name.endswith(".json") or Path(name).exists():
+            if name.endswith(".json") or os.path.exists(name):
                 raise UsageError(f"--scenario {name}: a scenario in a file\n  type:  --scenario-file {name}")
             raise UsageError(f"{unknown('scenario', name, known)}\n  {_elsewhere(name, family)}")
     chosen = [known[name] for name in names] + [catalogue.read_scenario(path) for path in files]

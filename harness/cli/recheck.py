@@ -227,29 +227,24 @@ def _cut_off(cases: Sequence[StoredScenario]) -> str:
 
 def _open_run(path: Path, *, reference: bool) -> _Stored:
     reader = RunReader.open(path, allow_incomplete=True)
-    if reader.verdict is not None:
-        if gone := reader.gone(reader.scenario_folders()):
-            raise UnreadableError(
-                f"run {path} is incomplete: {gone} was judged in it, and is gone or has no {SCENARIO}\n"
-                f"  copy the whole run folder again, or run again:  {run_again(path)}"
-            )
-        cases = list(reader.scenarios(reference=reference))
-        return _Stored(
-            folder=short(reader.folder),
-            scenarios=cases,
-            engine=reader.manifest.engine.known(),
-            pair=reader.manifest.known_pair(),
-            before=reader.verdict.outcome,
-            missing=_cut_off(cases),
+    if gone := reader.gone(reader.scenario_folders()):
+        raise UnreadableError(
+            f"run {path} is incomplete: {gone} was judged in it, and is gone or has no {SCENARIO}\n"
+            f"  copy the whole run folder again, or run again:  {run_again(path)}"
         )
-    cases = [read_case(folder, reference=reference) for folder in reader.some_judged()]
+    if reader.verdict is not None:
+        cases = list(reader.scenarios(reference=reference))
+        missing = _cut_off(cases)
+    else:
+        cases = [read_case(folder, reference=reference) for folder in reader.some_judged()]
+        missing = f"run {path} is {reader.unfinished}; {counted(len(cases), 'scenario')} of it can be judged"
     return _Stored(
         folder=short(reader.folder),
         scenarios=cases,
         engine=reader.manifest.engine.known(),
         pair=reader.manifest.known_pair(),
-        before=None,
-        missing=f"run {path} is {reader.unfinished}; {counted(len(cases), 'scenario')} of it can be judged",
+        before=None if reader.verdict is None else reader.verdict.outcome,
+        missing=missing,
         live=reader.live,
     )
 

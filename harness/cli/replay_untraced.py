@@ -19,14 +19,14 @@ from harness.driving.pool import EnginePool
 from harness.engines.bare import Bare, run_bare
 from harness.engines.errors import EngineError
 from harness.engines.process import Launch
+from harness.search.shrink import ENDING
 from reports.replay import Answer
 
 #: Output tokens by request.
 Texts = Mapping[str, tuple[int, ...]]
 #: SGLang alone boots, compiles and generates in this time, or is ended.
 SECONDS = 500.0
-#: Signatures of failures that need no trace to be seen: how a run ends, and which texts come out of it.
-ENDING = ("CRASH:", "HANG:")
+#: Signatures of failures that need no trace to be seen, beside how a run ends: which texts come out of it.
 TEXTS = ("TOKEN:losslessness:", "TOKEN:finish:", "NONDETERMINISM:seeds:")
 #: SGLang alone is given no stop tokens, no temperature and no seed.
 TEXTS_ALONE = ("TOKEN:losslessness:",)

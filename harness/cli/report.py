@@ -186,7 +186,7 @@ def _judged(root: Path | None) -> list[Night]:
     """The whole nights in a store that were judged, oldest first; UsageError if it has none."""
     if root is None:
         return []
-    whole = [kept.night for kept in store.nights(root) if kept.night is not None and kept.night.judged is not None]
+    whole = store.judged(store.nights(root))
     if not whole:
         why = "no night in it was judged" if root.is_dir() else "there is no such folder"
         raise UsageError(

@@ -19,6 +19,10 @@ from typing import Any
 from harness.contract import plain_files
 from harness.contract.usage import UserError
 
+#: Bytes of a name at most, on every file system that engines are installed on.
+LONGEST = 255
+#: As long as what lies below a folder of runs or nights, in names as short as that.
+BELOW = os.path.join(*["x" * 50] * 5)
 #: How long whoever reads a named pipe may take to open it.
 READER_SECONDS = 5.0
 
@@ -60,7 +64,7 @@ def check_target(
         raise OutputError(cannot_write(path, f"there is no folder {path.parent}", option))
     if path.exists() and not path.is_file():
         return  # a device or a pipe: opening it now could block or be seen
-    part = path.with_name(f"{path.name}.part")
+    part = plain_files.draft_of(path)
     try:  # asking for permission is not enough: root may always, and some file systems still refuse
         part.touch()
         part.unlink()
@@ -118,10 +122,31 @@ def check_outside(path: Path, runs: Iterable[Path | None], *, option: str) -> No
 MADE = ("runs", "nights")
 
 
+def unusable(path: str) -> str:
+    """Why a path can be neither read nor made, in a line, or nothing; one that is not there yet may be made."""
+    try:
+        path.encode()  # what is kept of a run is text
+        os.stat(os.path.join(path, BELOW))
+    except (FileNotFoundError, NotADirectoryError):  # what to do about these depends on what the path is for
+        pass
+    except OSError as error:
+        return str(error.strerror)
+    except UnicodeEncodeError:
+        return "it is not UTF-8"
+    except ValueError:
+        return "it holds a NUL"
+    if any(len(os.fsencode(name)) > LONGEST for name in path.split(os.sep)):  # below a folder that is not there yet
+        return os.strerror(errno.ENAMETOOLONG)
+    locked = os.path.isdir(path) and not os.access(path, os.R_OK, effective_ids=True)
+    return os.strerror(errno.EACCES) if locked else ""
+
+
 def check_named(place: str | Path, *, option: str) -> None:
-    """OutputError for '-', where standard output may be meant and cannot be had."""
+    """OutputError for what is `unusable`, and for '-', where standard output may be meant and cannot be had."""
     if str(place) == "-":
         raise OutputError(f"--{option} -: not written to standard output\n  name a place on disk:  --{option} PATH")
+    if why := unusable(str(place)):
+        raise OutputError(cannot_write(Path(place), why, option))
 
 
 def check_folder(folder: Path, *, option: str) -> None:

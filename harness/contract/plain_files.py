@@ -46,10 +46,15 @@ def replace(path: Path, content: bytes, *, sync: bool = False) -> None:
             os.fsync(file.fileno())
 
 
+def draft_of(path: Path) -> Path:
+    """The file beside a file that is written in its place."""
+    return path.with_name(f"{path.name}.{os.getpid()}.part")
+
+
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Where to write what is then moved into place: a reader sees the whole file or none, and no part of it stays."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
+    draft = draft_of(path)
     try:
         yield draft
         os.replace(draft, path)

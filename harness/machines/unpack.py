@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from harness.contract.outputs import check_target
+from harness.contract.usage import UserError
 from harness.engines import dependencies
 from harness.engines.dependencies import EnvError, Progress
 from harness.machines import bundle_files, fit, kernels
@@ -268,15 +270,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--keep-kernels", type=Path, metavar="FILE", help="write the compiled kernels to a bundle")
     chosen = parser.parse_args(arguments)
     try:
+        check_target(chosen.keep_kernels, option="keep-kernels", piped=False)
         unpack(*chosen.files, progress=_print, warm=chosen.warm)
         if chosen.warm:  # by the command itself, which finds the packages that have just been unpacked
             command = str(launcher().with_name("eaglecheck"))
             os.execv(command, [command, "engines", "unpack", *arguments])
         if chosen.keep_kernels:
             kernels.save(chosen.keep_kernels, progress=_print)
-    except EnvError as error:
+    except UserError as error:
         print(f"eaglecheck: {error}", file=sys.stderr)
-        return 2 if isinstance(error, BundleError) else 3
+        return error.exit_code
     except KeyboardInterrupt:
         print("eaglecheck: interrupted; type the same command again to go on", file=sys.stderr)
         return 3

@@ -148,14 +148,16 @@ class Place:
 
 def plan(
     *, engines: Sequence[str], cases: Sequence[Case], families: Sequence[Family], limits: Limits, place: Place = Place()
-) -> list[Cell]:
-    """Every cell, release by release, without scenarios that a release refuses, is too old for, or lacks cards for."""
-    cells = list[Cell]()
+) -> tuple[list[Cell], list[LeftOut]]:
+    """Every cell, release by release; and the scenarios that a release refuses, is too old for, or lacks cards for."""
+    cells, left = list[Cell](), list[LeftOut]()
     for engine in engines:
         cells += [_case(case, engine, place) for case in cases if place.takes(case.scenario.engine)]
         for family in families:
-            cells += _family(family, engine, limits, place)
-    return cells
+            fixed, others = _sorted_out(family, engine, place)
+            cells += _family(family, fixed, engine, limits, place)
+            left += others
+    return cells, left
 
 
 def _case(case: Case, engine: str, place: Place) -> Cell:
@@ -171,22 +173,9 @@ def _case(case: Case, engine: str, place: Place) -> Cell:
     )
 
 
-def left_out(*, engines: Sequence[str], families: Sequence[Family], place: Place = Place()) -> list[LeftOut]:
-    """The scenarios of these families that `plan` has no cell for, in order."""
-    return [
-        LeftOut(engine=engine, family=family.name, scenario=one.name, why=why)
-        for engine in engines
-        for family in families
-        for _, one, why in _sorted_out(family, engine, place)
-        if why
-    ]
-
-
-def _family(family: Family, engine: str, limits: Limits, place: Place) -> Iterator[Cell]:
-    fixed = dict[str, list[Scenario]]()
-    for name, one, why in _sorted_out(family, engine, place):
-        if not why:
-            fixed.setdefault(name, []).append(one)
+def _family(
+    family: Family, fixed: dict[str, list[Scenario]], engine: str, limits: Limits, place: Place
+) -> Iterator[Cell]:
     assumes = tuple(sorted({name for boot in family.boots for name in boot.assumes}))
     for name, scenarios in fixed.items():
         yield Cell(
@@ -213,14 +202,15 @@ def unplanned(boot: Boot) -> str:
     return f"not in nights before {boot.since}, though run drives it ({boot.before})"
 
 
-def _sorted_out(family: Family, engine: str, place: Place) -> list[tuple[str, Scenario, str]]:
-    """(boot configuration, scenario, why it is not driven on a release, in a line, or nothing) of a family's fixed set.
+def _sorted_out(family: Family, engine: str, place: Place) -> tuple[dict[str, list[Scenario]], list[LeftOut]]:
+    """Of a family's fixed set what is driven on a release, by boot configuration, and what is not.
 
     A boot configuration that generation has no turn on is named after its first scenario.
     """
     boots = {boot.boot_key(): boot for boot in family.boots}
     oldest = min(family.boots, key=lambda boot: Version(boot.since))
-    env, names, found = state(engine), dict[str, str](), list[tuple[str, Scenario, str]]()
+    env, names = state(engine), dict[str, str]()
+    driven, left = dict[str, list[Scenario]](), list[LeftOut]()
     for asked in family.scenarios:
         key = asked.boot_key()
         boot = boots.get(key)
@@ -233,5 +223,8 @@ def _sorted_out(family: Family, engine: str, place: Place) -> list[tuple[str, Sc
             why = f"it needs {one.engine.tp_size} GPUs, of {place.cards} that are there"
         if not why and not (boot or oldest).planned_on(engine):
             why = unplanned(boot or oldest)
-        found.append((name, one, why.partition("\n")[0]))
-    return found
+        if why:
+            left.append(LeftOut(engine=engine, family=family.name, scenario=one.name, why=why.partition("\n")[0]))
+        else:
+            driven.setdefault(name, []).append(one)
+    return driven, left

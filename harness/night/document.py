@@ -202,12 +202,10 @@ def _parts(judged: Judgement) -> Iterator[str]:
         for group in judged.of(status):
             engine = f"{group.engine}{night.plan.taken_out}"
             yield f"- {status}: `{group.signature}` on {engine} in {_one_line(places(group))}; {_one_line(group.why)}"
-    moved = [trend for trend in judged.trends if trend.moved and trend.before is not None]
-    if moved:
+    if judged.moved:
         lines = [
-            (trend.cell, trend.what, f"{trend.tonight:.4f}", f"{trend.before.mean:.4f} ± {trend.before.deviation:.4f}")
-            for trend in moved
-            if trend.before is not None
+            (trend.cell, trend.what, f"{trend.tonight:.4f}", f"{before.mean:.4f} ± {before.deviation:.4f}")
+            for trend, before in judged.moved
         ]
         yield _table(("moved", "value", "tonight", "green nights"), lines)
 

@@ -17,7 +17,7 @@ from harness.contract.rates import interval
 from harness.contract.types import Outcome
 from harness.contract.words import brief
 from harness.night.records import CellResult, Night, Seen, signatures, unaccounted
-from harness.night.trends import Trend, trends
+from harness.night.trends import Spread, Trend, trends
 
 #: More of a generated cell's scenarios without a verdict than this, and the night is red; of a fixed one, any.
 UNKNOWN_LIMIT = 0.05
@@ -80,6 +80,11 @@ class Judgement:
 
     def of(self, status: Status) -> list[Group]:
         return [group for group in self.groups if group.status is status]
+
+    @property
+    def moved(self) -> list[tuple[Trend, Spread]]:
+        """Values that lie outside what green nights showed, and what those showed."""
+        return [(one, one.before) for one in self.trends if one.moved and one.before is not None]
 
     @property
     def reasons(self) -> tuple[str, ...]:

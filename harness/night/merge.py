@@ -15,7 +15,7 @@ from harness.archive.run_folders import REPRODUCERS
 from harness.contract import plain_files
 from harness.contract.words import counted
 from harness.night.records import CellResult, Night, NightPlan, unaccounted
-from harness.night.store import Kept, begin, disk, finish, new_id, nights
+from harness.night.store import Kept, begin, disk, finish, new_id, nights, with_what_is_left
 
 #: What shards of one night have in common.
 SHARED = (
@@ -111,15 +111,11 @@ def _same(first: NightPlan, other: NightPlan, folder: Path) -> None:
 
 def _taken_over(cell: CellResult, shard: Kept, folder: Path) -> CellResult:
     """The cell with its reproducers copied into the merged night."""
-    seen = []
-    for one in cell.findings:
-        if one.reproducer is not None and (shard.folder / one.reproducer).is_dir():
-            with disk(folder):
-                shutil.copytree(shard.folder / one.reproducer, folder / one.reproducer, dirs_exist_ok=True)
-            seen.append(one)
-        else:
-            seen.append(one.model_copy(update={"reproducer": None}))
-    return cell.model_copy(update={"findings": tuple(seen)})
+    left = with_what_is_left(cell, shard.folder)
+    for name in (one.reproducer for one in left.findings if one.reproducer):
+        with disk(folder):
+            shutil.copytree(shard.folder / name, folder / name, dirs_exist_ok=True)
+    return left
 
 
 def _check_copied(shard: Kept) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -122,9 +123,23 @@ def read(folder: Path) -> Kept:
     return Kept(folder=folder, plan=plan, night=_read(folder / NIGHT, Night) if ended else None)
 
 
+def with_what_is_left(cell: CellResult, folder: Path) -> CellResult:
+    """The cell without the names of reproducers that are gone from its night: nobody can run those again."""
+    seen = (
+        one if one.reproducer and (folder / one.reproducer).is_dir() else one.model_copy(update={"reproducer": None})
+        for one in cell.findings
+    )
+    return cell.model_copy(update={"findings": tuple(seen)})
+
+
 def nights(root: Path) -> list[Kept]:
     """Every night in a store, oldest first."""
     return sorted((read(path.parent) for path in root.glob(f"*/{PLAN}")), key=lambda kept: kept.plan.created)
+
+
+def judged(kept: Iterable[Kept]) -> list[Night]:
+    """Those of these nights that were judged, in their order."""
+    return [one.night for one in kept if one.night is not None and one.night.judged is not None]
 
 
 def parts(folder: Path) -> list[Path]:

@@ -159,22 +159,19 @@ def _table(console: Console, cells: Sequence[CellResult]) -> None:
 
 
 def _trends(console: Console, judged: Judgement) -> None:
-    tracked = [trend for trend in judged.trends if trend.before is not None]
-    moved = [trend for trend in tracked if trend.moved]
+    tracked, moved = [trend.before for trend in judged.trends if trend.before is not None], judged.moved
     if tracked:
-        nights = max(trend.before.nights for trend in tracked if trend.before is not None)
+        nights = max(before.nights for before in tracked)
         say(console)
         say(console, f"accept lengths and tie rates: {tracking(len(tracked), nights, len(moved))}")
     if moved:
         heading(console, "moved: outside what the green nights showed (for information; it decides nothing)")
-    for trend in moved:
-        if trend.before is not None:
-            before = trend.before
-            say(
-                console,
-                f"  {trend.what} of {trend.cell}: {trend.tonight:.4f}, before {before.mean:.4f} ± "
-                f"{before.deviation:.4f} over {counted(before.nights, 'night')}",
-            )
+    for trend, before in moved:
+        say(
+            console,
+            f"  {trend.what} of {trend.cell}: {trend.tonight:.4f}, before {before.mean:.4f} ± "
+            f"{before.deviation:.4f} over {counted(before.nights, 'night')}",
+        )
 
 
 def tracking(values: int, nights: int, moved: int) -> str:

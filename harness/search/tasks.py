@@ -37,13 +37,12 @@ class Place:
 
     def made(self, scenarios: Iterable[Scenario]) -> list[Scenario]:
         """As they run there, without those that do not."""
-        every = adapted(scenarios, self.wanted, device=self.device)
-        return [one for one in every if not refusal(one, version=self.release, device=self.device)]
+        return [one for one, why in self.each(scenarios) if not why]
 
-    def refusals(self, scenarios: Iterable[Scenario]) -> list[str]:
-        """Why each of those that do not run there does not."""
+    def each(self, scenarios: Iterable[Scenario]) -> list[tuple[Scenario, str]]:
+        """As they would run there, and why those that do not run there do not."""
         every = adapted(scenarios, self.wanted, device=self.device)
-        return [why for one in every if (why := refusal(one, version=self.release, device=self.device))]
+        return [(one, refusal(one, version=self.release, device=self.device)) for one in every]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
