@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cases.pairs import RECIPES, pair_of
-from harness.engines.served_models import ALL_FILES, cannot_be_drafted_for, has_no_class, model_files
+from harness.engines.served_models import ALL_FILES, FILES, cannot_be_drafted_for, has_no_class, model_files
 
 BOTH = "def get_embed_and_head(self): ...\n    def set_eagle3_layers_to_capture(self, ids=None): ..."
 SOURCES = {
@@ -75,17 +75,35 @@ def _checkpoint(folder, config):
     return folder
 
 
+@pytest.fixture
+def of_ours(package):
+    """A release that has our pairs' classes where all have them."""
+    for architecture, (name, *_) in FILES.items():
+        with (package / "srt" / "models" / f"{name}.py").open("a") as file:
+            file.write(f"class {architecture}(nn.Module):\n    pass\n")
+    return package
+
+
 @pytest.mark.parametrize("recipe", {type(one): one for one in RECIPES.values()}.values(), ids=lambda one: one.name)
-def test_the_files_are_known_that_our_own_pairs_need(tmp_path, recipe):
+def test_the_files_are_known_that_our_own_pairs_need(tmp_path, of_ours, recipe):
     pair = pair_of(recipe)
     target = _checkpoint(tmp_path / "target", json.dumps(pair.target_config))
     draft = _checkpoint(tmp_path / "draft", json.dumps(pair.draft_config))
-    assert model_files(target, draft) == ALL_FILES
+    assert model_files(target, draft, package=of_ours) == ALL_FILES
 
 
 @pytest.mark.parametrize("config", ['{"architectures": ["KimiLinearForCausalLM"]}', "{}", "no JSON", None])
-def test_of_a_pair_that_nobody_knows_no_file_is_left_out(tmp_path, config):
+def test_of_a_pair_that_nobody_knows_no_file_is_left_out(tmp_path, of_ours, config):
     known = _checkpoint(tmp_path / "known", '{"architectures": ["LlamaForCausalLM"]}')
     other = tmp_path / "gone" if config is None else _checkpoint(tmp_path / "other", config)
-    assert model_files(known, known) == ALL_FILES
-    assert model_files(known, other) == model_files(other, known) == ()
+    assert model_files(known, known, package=of_ours) == ALL_FILES
+    assert model_files(known, other, package=of_ours) == model_files(other, known, package=of_ours) == ()
+
+
+def test_where_a_class_has_moved_or_nothing_is_on_disk_no_file_is_left_out(tmp_path, of_ours):
+    llama = _checkpoint(tmp_path / "llama", '{"architectures": ["LlamaForCausalLM"]}')
+    moved = _checkpoint(tmp_path / "moved", '{"architectures": ["GptOssForCausalLM"]}')
+    models = of_ours / "srt" / "models"
+    (models / "gpt_oss.py").rename(models / "gpt_oss_new.py")
+    assert model_files(llama, package=of_ours) == ALL_FILES
+    assert model_files(llama, moved, package=of_ours) == model_files(llama, package=None) == ()

@@ -40,10 +40,21 @@ ALL_FILES = tuple(sorted({"transformers", *(name for names in FILES.values() for
 PLAIN = frozenset(("nn.Module", "torch.nn.Module", "Module", "object"))
 
 
-def model_files(*checkpoints: Path) -> tuple[str, ...]:
-    """ALL_FILES where these folders need no other; empty where nobody knows what they need."""
+def model_files(*checkpoints: Path, package: Path | None) -> tuple[str, ...]:
+    """ALL_FILES where these checkpoints need no other; empty where nobody knows what they need.
+
+    package: the release's folder `sglang`, or a commit's, in which a class may have moved.
+    """
     asked = [_architectures(folder) for folder in checkpoints]
-    return ALL_FILES if all(names and FILES.keys() >= set(names) for names in asked) else ()
+    known = package is not None and all(names and all(_holds(package, one) for one in names) for names in asked)
+    return ALL_FILES if known else ()
+
+
+@functools.cache
+def _holds(package: Path, architecture: str) -> bool:
+    """Whether the files that are known for an architecture define its class."""
+    files = [package / "srt" / "models" / f"{name}.py" for name in FILES.get(architecture, ())]
+    return any(f"class {architecture}(" in file.read_text() for file in files if file.is_file())
 
 
 def _architectures(checkpoint: Path) -> list[str]:
