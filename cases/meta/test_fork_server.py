@@ -1,6 +1,5 @@
 """Hosts that are forked from a process which has imported everything: what they share, and what is their own."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,49 +12,15 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from cases.meta import pretended_host
+from cases.meta.pretended_host import ROOT, pretended_launch, start
 from cases.meta.processes import LONG, survivors, wait_until
 from harness.driving.pool import COPIES, EnginePool
 from harness.engines import fork_server, process
 from harness.engines.errors import EngineError
 from harness.engines.fork_server import ForkServer, ForkServers, can_fork, kind_of
-from harness.engines.process import REVERT, HostProcess, Launch
+from harness.engines.process import REVERT, HostProcess
 
-ROOT = Path(__file__).resolve().parents[2]
-#: Stands in for the engine host: what it would import is a name in its environment; a fork says who it is and ends.
-HOST = f"""
-import gc, json, os, signal, socket, sys, tempfile
-sys.path.insert(0, {str(ROOT)!r})
-from harness.engine_side.host.fork_server import serve
-
-imported, collections = [], []
-gc.callbacks.append(lambda phase, _: collections.append(phase))
-
-def prepare(boot):
-    os.environ["IMPORTED"] = boot["word"]
-    imported.extend([] for _ in range(10_000))
-    if boot["word"] == "broken":
-        raise ImportError("no such module")
-    collections.clear()
-    return [os.getpid(), tempfile.gettempdir(), gc.isenabled()]
-
-def refused(prepared):
-    prepared.append(len(collections))
-    return os.environ.get("NOT", "")
-
-assert sys.argv[1] == "fork-server"
-orders = socket.socket(fileno=int(sys.argv[2]))
-path, (imported_by, _, collected, looked_through) = serve(orders, prepare, refused)
-print("written by a fork", flush=True)
-if "STAYS" in os.environ:
-    signal.pause()
-answer = {{"pid": os.getpid(), "session": os.getsid(0), "folder": os.getcwd(), "temporary": tempfile.gettempdir()}}
-answer["collects"] = [collected, looked_through, gc.isenabled()]
-answer |= {{"imported_by": imported_by, "chance": __import__("random").random(), "environment": dict(os.environ)}}
-with open(path + ".part", "w") as file:
-    json.dump(answer, file)
-os.rename(path + ".part", path)
-os._exit(7)
-"""
 #: A program whose only process is spawned, as SGLang spawns its own.
 SPAWNS = f"""
 import gc, multiprocessing, sys
@@ -77,10 +42,7 @@ else:
 
 @pytest.fixture
 def launch(tmp_path, monkeypatch):
-    (tmp_path / "host.py").write_text(HOST)
-    monkeypatch.setattr(process, "HOST", tmp_path / "host.py")
-    boot = {"forked": True, "word": "yes", "environment": {"A": "1"}, "arguments": {"k": 3}, "flags": []}
-    return Launch(python=Path(sys.executable), pythonpath=(), boot=boot)
+    return pretended_launch(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -90,22 +52,10 @@ def server(launch, tmp_path):
     made.close()
 
 
-def start(server, launch, *place):
-    """The host that was forked."""
-    found = []
-    server.start(launch, *place, found.append)
-    return found[0]
-
-
 def fork(server, folder, name, *, launch=None, **environment):
-    """(what a forked host said, its process), once it has ended; it must be waited for by whoever asks."""
-    place = folder / name
-    (place / "tmp").mkdir(parents=True)
-    given = {"TMPDIR": str(place / "tmp"), "PATH": os.environ["PATH"], **environment}
+    """Of a server that may not be ready; see pretended_host.fork."""
     server.ready()
-    forked = start(server, launch or server.launch, place / "log", str(place / "answer"), given)
-    assert forked.wait(timeout=LONG) == 7
-    return json.loads((place / "answer").read_text()), forked
+    return pretended_host.fork(server, folder, name, launch=launch or server.launch, **environment)
 
 
 def test_forked_hosts_share_what_was_imported_and_nothing_of_each_others_surroundings(server, tmp_path):

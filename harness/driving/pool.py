@@ -27,6 +27,7 @@ from harness.driving.drive import OnStep, drive
 from harness.engines.engine import Engine
 from harness.engines.errors import EngineError, EngineNotClean, NoLease
 from harness.engines.fork_server import ForkServers, can_fork
+from harness.engines.lent_servers import BorrowedServers
 from harness.engines.process import Launch, Progress
 
 #: What a trace says of engines that were started so.
@@ -48,7 +49,8 @@ class EnginePool:
     """Boots, reuses and ends engines, of which one is driven at a time. logs: where the output of each goes, by
     `log_name`.
 
-    copies: fork SGLang's processes from one that has imported it (see harness.engine_side.host.fork_server). ahead: how
+    copies: fork SGLang's processes from one that has imported it (see harness.engine_side.host.fork_server). lender:
+    where another process lends its own for that (see harness.engines.lent_servers), empty where none does. ahead: how
     many engines may boot beside the one that is driven (`expect`). lease: the share of a GPU that every engine takes
     first; each wait in vain halves the next one, until an engine has got it again.
     preparing, booted: whom to notify that an engine is being started (in words, with its log), and that it answered.
@@ -58,6 +60,7 @@ class EnginePool:
     log_name: str = "engine-{boot}.log"
     lease: Request | None = None
     copies: bool = False
+    lender: str = ""
     ahead: int = 0
     preparing: Callable[[str, Path], None] = lambda _text, _log: None
     booted: Callable[[Engine], None] = lambda _engine: None
@@ -68,7 +71,7 @@ class EnginePool:
     waited: float = 0.0
     _engine: Engine | None = None
     _key: str = ""
-    _fork_servers: ForkServers | None = None
+    _fork_servers: ForkServers | BorrowedServers | None = None
     #: boot configuration -> the engines that boot or have booted for later
     _expected: dict[str, list[Future[Engine]]] = field(default_factory=dict)
     _threads: ThreadPoolExecutor | None = None
@@ -217,10 +220,11 @@ class EnginePool:
             return Engine(launch=replace(launch, boot={**launch.boot, "flags": flags}), log=log)
         return Engine(launch=copied, log=log, start=server.start)
 
-    def _servers(self) -> ForkServers:
+    def _servers(self) -> ForkServers | BorrowedServers:
         with self._turn:
-            self._fork_servers = self._fork_servers or ForkServers(self.logs)
-            return self._fork_servers
+            own = self._fork_servers or (BorrowedServers(self.lender) if self.lender else ForkServers(self.logs))
+            self._fork_servers = own
+            return own
 
     def _copied(self, launch: Launch) -> Launch:
         """The launch with the way of starting that is wanted, for both sides of a pair."""

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -52,12 +52,18 @@ def can_fork(launch: Launch) -> bool:
     return bool(launch.boot.get("forked")) and launch.boot.get("handoff") is None
 
 
+class Collects(Protocol):
+    """Lets a host that has ended go."""
+
+    def collect(self, pid: int) -> None: ...
+
+
 @dataclass(slots=True)
 class Forked:
     """A host that is the fork server's child and not ours; see process.Started."""
 
     pid: int
-    server: ForkServer
+    server: Collects
     returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -94,6 +100,8 @@ class ForkServer:
     #: launches that it was chosen for and that were not forked yet
     awaited: list[Launch] = field(default_factory=list)
     _turn: threading.Lock = field(default_factory=threading.Lock)
+    #: of whoever asks whether it is ready: the others wait as long
+    _readying: threading.Lock = field(default_factory=threading.Lock)
     _process: subprocess.Popen[bytes] | None = None
     #: it was told to import and has not answered yet
     _imports: bool = False
@@ -114,11 +122,12 @@ class ForkServer:
 
     def ready(self, progress: Progress = lambda _text: None) -> None:
         """Start it, unless it was before, and wait until it has imported everything."""
-        self.begin()
-        if self._imports:
-            self._imports = False
-            with self._named():
-                self.refused = str(self._ask(None, progress)["refused"])
+        with self._readying:
+            self.begin()
+            if self._imports:
+                self._imports = False
+                with self._named():
+                    self.refused = str(self._ask(None, progress)["refused"])
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
@@ -232,16 +241,17 @@ def _children(pid: int) -> set[int]:
 
 @dataclass(slots=True)
 class ForkServers:
-    """The fork server of the latest kind, and others for as long as they are `needed`.
+    """The fork servers of the latest kinds, and others for as long as they are `needed`. Any thread may ask.
 
-    logs: folder of their logs.
+    logs: folder of their logs. keeps: how many kinds are the latest.
     """
 
     logs: Path
+    keeps: int = 1
     started: int = 0
     servers: dict[str, ForkServer] = field(default_factory=dict)
     closed: bool = False
-    _turn: threading.Lock = field(default_factory=threading.Lock)
+    _turn: threading.RLock = field(default_factory=threading.RLock)
 
     def begin(self, launch: Launch) -> None:
         """The process that this launch's host will be forked from starts to import; `server` waits for it."""
@@ -249,26 +259,30 @@ class ForkServers:
             self._asked(self._of(launch), ForkServer.begin)
 
     def server(self, launch: Launch, progress: Progress = lambda _text: None) -> ForkServer:
-        """The one that this launch's host is forked from, ready for it or `refused`. Any thread may ask.
+        """The one that this launch's host is forked from, ready for it or `refused`.
 
         EngineError once all were ended.
         """
         with self._turn:
             server = self._of(launch)
-            self._asked(server, lambda one: one.ready(progress))
-            if not server.refused:
-                server.awaited.append(launch)
-            return server
+            server.awaited.append(launch)  # nobody ends it while it is asked
+        self._asked(server, lambda one: one.ready(progress))
+        if server.refused:
+            server.awaited.remove(launch)
+        return server
 
     def _of(self, launch: Launch) -> ForkServer:
         kind = kind_of(launch)
         if self.closed:
             raise EngineError("the processes that engines are forked from were ended")
-        for other in [one for one, server in self.servers.items() if one != kind and not server.needed]:
-            self.servers.pop(other).close()
+        others = [one for one in self.servers if one != kind]  # the latest come last
+        for other in others[: max(len(others) - self.keeps + 1, 0)]:
+            if not self.servers[other].needed:
+                self.servers.pop(other).close()
         if kind not in self.servers:
             self.started += 1
             self.servers[kind] = ForkServer(launch, self.logs / f"fork-server-{self.started}.log")
+        self.servers[kind] = self.servers.pop(kind)
         return self.servers[kind]
 
     def _asked(self, server: ForkServer, question: Callable[[ForkServer], None]) -> None:
@@ -283,6 +297,6 @@ class ForkServers:
     def close(self) -> None:
         """End all of them, and start none any more."""
         self.closed = True
-        with contextlib.ExitStack() as left:
+        with contextlib.ExitStack() as left, self._turn:
             while self.servers:
                 left.callback(self.servers.popitem()[1].close)

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -25,6 +25,8 @@ from harness.contract.types import Outcome
 from harness.driving.adapt import NOTHING, Wanted
 from harness.driving.live import LiveEngines
 from harness.engines.envs import EngineEnv
+from harness.engines.fork_server import ForkServers
+from harness.engines.lent_servers import Lender
 from harness.engines.processes import interrupts_held
 from harness.night.cells import Cell
 from harness.night.records import CellResult
@@ -50,6 +52,7 @@ class Setup:
     wanted: Wanted = NOTHING
     lease: Request | None = None
     ahead: int = 0
+    lender: str = ""
 
     def driver(self, *, logs: Path, done: Callable[[CellResult], None]) -> Driver:
         return Driver(
@@ -71,15 +74,19 @@ class Setup:
             lease=self.lease,
             copies=True,
             ahead=self.ahead,
+            lender=self.lender,
         )
 
 
 def drive(setup: Setup, cells: Sequence[Cell], *, jobs: int, done: Callable[[CellResult], None]) -> None:
-    """All of these cells, in this process or in so many of their own."""
+    """All of these cells, in this process or in so many of their own, for which this one imports SGLang."""
+    logs = setup.folder / "logs"
     if jobs == 1:
-        setup.driver(logs=setup.folder / "logs", done=done).run(cells)
-    else:
-        _Jobs(setup=setup, cells=cells, most=jobs, done=done, waiting=Waiting.of(cells, device=setup.device)).run()
+        setup.driver(logs=logs, done=done).run(cells)
+        return
+    with Lender(ForkServers(logs, keeps=jobs)) as lender:
+        lent, waiting = replace(setup, lender=lender.path), Waiting.of(cells, device=setup.device)
+        _Jobs(setup=lent, cells=cells, most=jobs, done=done, waiting=waiting).run()
 
 
 @dataclass(slots=True, kw_only=True)
