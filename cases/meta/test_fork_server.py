@@ -177,6 +177,22 @@ def test_an_interrupt_with_the_answer_of_a_fork_leaves_no_host(server, launch, t
     assert len(made) == 1
 
 
+def test_an_interrupt_while_it_is_ended_leaves_nothing_and_is_heard(server, tmp_path, monkeypatch):
+    """As of a night's job, which is told to end while it does."""
+    server.ready()
+    running, folder, children = psutil.Process(server._process.pid), server._folder.name, fork_server._children
+
+    def interrupted(pid):
+        signal.raise_signal(signal.SIGINT)
+        return children(pid)
+
+    monkeypatch.setattr(fork_server, "_children", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        server.close()
+    assert survivors([running]) == []
+    assert not Path(folder).exists()
+
+
 def test_what_is_asked_for_while_all_are_ended_does_not_stay(launch, tmp_path, monkeypatch):
     kept, made, asked = ForkServers(tmp_path), [], []
     begin = ForkServer.begin

@@ -208,7 +208,11 @@ class ForkServer:
         self.hosts.discard(pid)
 
     def close(self) -> None:
-        """End it. Forked hosts that are known live on; called twice is once."""
+        """End it. Forked hosts that are known live on; called twice is once. An interrupt is heard behind it."""
+        with interrupts_held():  # or it stays for ever, stopped
+            self._end()
+
+    def _end(self) -> None:
         running, self._process = self._process, None
         orders, self._orders = self._orders, None
         folder, self._folder = self._folder, None
