@@ -27,6 +27,7 @@ from harness.suite.completeness import COMPLETENESS, Completeness, Counting
 if TYPE_CHECKING:  # half of what a session imports, and many need no engine: it comes with the first that is asked for
     from harness.driving.live import LiveEngines
     from harness.driving.results import ScenarioResult
+    from harness.engines.lent_servers import Lender
 
 #: Set by `make test` and CI: an engine that is not there fails its tests instead of skipping them.
 REQUIRED = "EAGLECHECK_REQUIRE_ENGINES"
@@ -42,6 +43,9 @@ FAMILY_TESTS = Path(families.__file__).parent / "engine" / "test_family_scenario
 RELEASE = pytest.StashKey[str]()
 ENGINES = pytest.StashKey["LiveEngines"]()
 LEASE = pytest.StashKey[leases.Request | None]()
+LENDER = pytest.StashKey["Lender"]()
+#: What a worker is told by the controller: where it is lent what engines are forked from.
+LENT = "eaglecheck_lender"
 
 
 def _check_tools(config: pytest.Config) -> None:
@@ -223,6 +227,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         device=config.getoption("--device"),
         logs=tmp_path_factory.mktemp("engines"),
         copies=True,
+        lender=getattr(config, "workerinput", {}).get(LENT, ""),
         lease=config.stash[LEASE],
         assumed=checked(config.getoption("--assume")),
     )
@@ -286,6 +291,25 @@ def _look_again(outcome: ScenarioResult) -> str:
     return "\n".join(
         [*lines, f"judge it again:  eaglecheck recheck {folder}", f"run it again:  eaglecheck replay {folder}"]
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """SGLang is imported by the controller's fork servers, once for all of its workers."""
+    from harness.engines.fork_server import ForkServers
+    from harness.engines.lent_servers import Lender
+
+    config = node.config
+    if LENDER not in config.stash:
+        logs = Path(config._tmp_path_factory.mktemp("fork-servers"))
+        config.stash[LENDER] = Lender(ForkServers(logs, keeps=config.getoption("numprocesses") or 1)).__enter__()
+    node.workerinput[LENT] = config.stash[LENDER].path
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    lender: Lender | None = config.stash.get(LENDER, None)
+    if lender is not None:
+        lender.__exit__()
 
 
 @pytest.hookimpl(optionalhook=True)
