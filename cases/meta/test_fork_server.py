@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from cases.meta import pretended_host
-from cases.meta.pretended_host import ROOT, pretended_launch, start
+from cases.meta import pretended_forks
+from cases.meta.pretended_forks import ROOT, pretended_launch, start
 from cases.meta.processes import LONG, survivors, wait_until
 from harness.driving.pool import COPIES, EnginePool
 from harness.engines import fork_server, process
@@ -53,9 +53,9 @@ def server(launch, tmp_path):
 
 
 def fork(server, folder, name, *, launch=None, **environment):
-    """Of a server that may not be ready; see pretended_host.fork."""
+    """Of a server that may not be ready; see pretended_forks.fork."""
     server.ready()
-    return pretended_host.fork(server, folder, name, launch=launch or server.launch, **environment)
+    return pretended_forks.fork(server, folder, name, launch=launch or server.launch, **environment)
 
 
 def test_forked_hosts_share_what_was_imported_and_nothing_of_each_others_surroundings(server, tmp_path):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from cases.meta.pretended_host import fork, of_word, pretended_launch, start
+from cases.meta.pretended_forks import fork, of_word, pretended_launch, start
 from cases.meta.processes import LONG, survivors, wait_until
 from harness.driving.pool import EnginePool
 from harness.engines.errors import EngineError

@@ -15,6 +15,7 @@ from harness.cli.programs import choose_scenarios
 from harness.engines import envs
 from harness.night.cells import Limits, plan
 from harness.suite.completeness import INCOMPLETE, Completeness
+from harness.suite.plugin import LENT
 
 HOST = Path(__file__).with_name("pretended_host.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -250,6 +251,20 @@ def test_stopping_at_the_first_failure_is_said_and_stays_a_failure(inner_session
     assert "planned and not reported, of 200" in done.stdout
     assert "--maxfail" in done.stdout
     assert done.returncode in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
+
+
+def test_workers_are_lent_what_engines_are_forked_from_and_nothing_of_it_stays(inner_session, tmp_path):
+    text = f"""
+import pytest
+@pytest.mark.parametrize("n", range(4))
+def test_one(request, n):
+    open("{tmp_path}/said-%d" % n, "w").write(request.config.workerinput["{LENT}"])
+    assert os.path.exists(request.config.workerinput["{LENT}"])
+"""
+    done = inner_session("import os\n" + text, "-n", "2")
+    assert done.returncode == 0, done.stdout
+    (path,) = {one.read_text() for one in tmp_path.glob("said-*")}
+    assert not Path(path).parent.exists()
 
 
 def test_same_id_planned_twice_may_be_reported_twice(inner_session):
