@@ -59,16 +59,18 @@ def greedy(scenarios: Sequence[Scenario]) -> Iterator[Scenario]:
             yield one.model_copy(update={"requests": tuple(each.model_copy(update=plain) for each in one.requests)})
 
 
-def build(random: Random, boot: Boot, *, template: str, name: str = "generated", keys: bool = True) -> Scenario:
-    """keys: requests sample, and ask for more than tokens."""
+def build(
+    random: Random, boot: Boot, *, template: str, name: str = "generated", quiet: bool = False, keys: bool = True
+) -> Scenario:
+    """quiet: nothing but the template's own requests and ops. keys: requests sample, and ask for more than tokens."""
     chosen = TEMPLATES[template]
     builder = Builder(random, boot)
     builder.roams = chosen.roams
     opening = chosen.build(builder)
     builder.roams = True
-    if boot.engine.disaggregation:
+    if boot.engine.disaggregation and not quiet:
         handoff.beside(builder, calm=opening.calm)
-    else:
+    elif not quiet:
         _other_requests(builder, calm=opening.calm)
         if opening.events:
             _interference(builder, calm=opening.calm, protected=opening.protected)
@@ -80,15 +82,15 @@ def build(random: Random, boot: Boot, *, template: str, name: str = "generated",
         engine=boot.engine.model_copy(
             update={"chunked_prefill_size": builder.chunk, "running_limit": builder.running_limit}
         ),
-        requests=_asked(builder, opening) if keys else builder.timeline.requests,
+        requests=_asked(builder, opening, quiet=quiet) if keys else builder.timeline.requests,
         script=builder.timeline.script(),
         # A request of higher priority may come in between anywhere, so nothing is certain then.
         wants=(template,) if chosen.certain and not boot.engine.priority_scheduling else (),
     )
 
 
-def _asked(builder: Builder, opening: Opening) -> tuple[RequestSpec, ...]:
-    own = _with_keys(builder, opening)
+def _asked(builder: Builder, opening: Opening, *, quiet: bool) -> tuple[RequestSpec, ...]:
+    own = builder.timeline.requests if quiet else _with_keys(builder, opening)
     if builder.boot.engine.rejection_sampling:
         own = tuple(rules.sampling(request, builder.random) for request in own)
     asked = asking(builder.random, builder.boot, own, cached=opening.cached)
