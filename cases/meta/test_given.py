@@ -183,7 +183,10 @@ def test_an_argument_goes_to_sglang_as_it_is_and_is_part_of_the_scenario(tmp_pat
 
 
 def test_what_was_typed_can_be_typed_again():
-    given = {"a": 1, "b": True, "c": "two words", "d": [1, "x"], "e": None}
+    given = {"a": 1, "b": True, "c": "two words", "d": [1, "x"], "e": None, "f": {"g": "it's"}, "h": 0.5, "i": ""}
+    given |= {
+        f"text{place}": text for place, text in enumerate(('{"g": ["h"]}', "1", "True", "null", "NaN", '"j"', "it's"))
+    }
     again = shlex.split(server_args.typed(given))
     assert again[::2] == ["--server-arg"] * len(given)
     assert server_args.read(again[1::2]) == given

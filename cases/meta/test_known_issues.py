@@ -334,6 +334,8 @@ def ids(text, made, *, release, device="cuda", reasons=(), coverage=ALL):
 
 PREFILL_OFF, EXTEND_OFF = (f"NUMERIC:extend:{phase}:hidden_out-off" for phase in ("DRAFT_PREFILL", "EXTEND"))
 TARGET_OFF, TARGET_NAN = (f"NUMERIC:verify:PREFILL:hidden_out-{how}" for how in ("off", "nan"))
+#: Of a config.json that says nothing else.
+LLAMA = {"architectures": ["LlamaForCausalLM"]}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 WINDOW = {"sliding_window": 4096, "use_sliding_window": True}
 STOP, NAN = "TOKEN:finish:ACCEPT:ran-past-stop", "NUMERIC:extend:EXTEND:hidden_out-nan"
@@ -443,7 +445,7 @@ def test_an_issue_of_some_request_is_none_where_no_request_asks_for_it():
     ],
 )
 def test_a_draft_of_the_users_points_at_what_its_own_files_reach(tmp_path, algorithm, config, tensors, expected):
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | config))
     shape = (2, 2) if "square" in config else (2, 4)
     save_file({name: np.zeros(shape, dtype=np.float32) for name in tensors}, tmp_path / "model.safetensors")
     draft = draft_facts(tmp_path, tmp_path)
@@ -461,7 +463,7 @@ def test_a_draft_of_the_users_points_at_what_its_own_files_reach(tmp_path, algor
     ],
 )
 def test_what_an_eagle3_head_lacks_or_says_elsewhere_is_seen(tmp_path, config, tensors, facts):
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | config))
     save_file({name: np.zeros((2, 4), dtype=np.float32) for name in tensors}, tmp_path / "model.safetensors")
     draft = draft_facts(tmp_path, tmp_path)
     assert (draft.lacks_head, draft.layers_beside) == facts
@@ -487,10 +489,10 @@ def test_what_an_eagle3_head_lacks_or_says_elsewhere_is_seen(tmp_path, config, t
 def test_a_target_of_the_users_points_at_what_its_config_reaches(tmp_path, config, signature, expected):
     folder = tmp_path / "target"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(LLAMA | config))
     save_file({"fc.weight": np.zeros((2, 4), dtype=np.float32)}, tmp_path / "model.safetensors")
     save_file({"norm": np.zeros(2, dtype=np.float32)}, folder / "model.safetensors")
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     pair = draft_facts(folder, tmp_path)
     about = {"release": "0.5.23", "device": "cuda", "draft": pair, "coverage": ALL}
     found = known_as([signature], scenario=scenario(algorithm="EAGLE3"), **about)

@@ -236,6 +236,20 @@ def test_what_is_no_number_of_its_kind_is_refused_by_its_key(folder, config, nam
     assert "allowed:" in str(refused.value)
 
 
+@pytest.mark.parametrize("option", ["--target", "--draft"])
+@pytest.mark.parametrize("said", [..., None, [], "LlamaForCausalLM", 7, [{"a": 1}], ["LlamaForCausalLM", 7], [""], {}])
+def test_a_checkpoint_without_a_list_of_architectures_is_refused_with_a_line_to_add(folder, option, said):
+    place = folder("odd", {"lm_head.weight": (4, 4)}, architectures=said if said is not ... else None)
+    if said is ...:
+        config = json.loads((place / "config.json").read_text())
+        (place / "config.json").write_text(json.dumps({key: config[key] for key in config if key != "architectures"}))
+    with pytest.raises(UsageError, match="no list of names `architectures`") as refused:
+        read_checkpoint(option, place)
+    assert '  "architectures": ["Llama' in str(refused.value)
+    assert ("(it is" in str(refused.value)) is (said is not ...)
+    assert "unknown" not in str(refused.value)
+
+
 def test_weights_that_are_not_finite_are_damaged(tmp_path):
     tensor = np.array([1.0, 70000.0], np.float32)
     save_file({"a": tensor, "b": tensor * np.nan}, tmp_path / "model.safetensors")

@@ -1,11 +1,22 @@
 """Which of a release's models can have a draft, by its sources, and which of its files our pairs need."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from cases.pairs import RECIPES, pair_of
-from harness.engines.served_models import ALL_FILES, FILES, cannot_be_drafted_for, has_no_class, model_files
+from harness.contract.settings import EngineConfig, SpecConfig
+from harness.engines.envs import EngineEnv
+from harness.engines.launch import build_launch
+from harness.engines.served_models import (
+    ALL_FILES,
+    FILES,
+    OF_ANOTHER_CLASS,
+    cannot_be_drafted_for,
+    has_no_class,
+    model_files,
+)
 
 BOTH = "def get_embed_and_head(self): ...\n    def set_eagle3_layers_to_capture(self, ids=None): ..."
 SOURCES = {
@@ -107,3 +118,19 @@ def test_where_a_class_has_moved_or_nothing_is_on_disk_no_file_is_left_out(tmp_p
     (models / "gpt_oss.py").rename(models / "gpt_oss_new.py")
     assert model_files(llama, package=of_ours) == ALL_FILES
     assert model_files(llama, moved, package=of_ours) == model_files(llama, package=None) == ()
+
+
+@pytest.mark.parametrize("argument", [None, "stream_interval", *sorted(OF_ANOTHER_CLASS)])
+def test_where_an_argument_may_name_another_class_no_file_is_left_out(tmp_path_factory, tmp_path, of_ours, argument):
+    on_path = tmp_path_factory.mktemp("site")
+    (of_ours / "__init__.py").touch()
+    (on_path / "sglang").symlink_to(of_ours)
+    llama = _checkpoint(tmp_path / "llama", '{"architectures": ["LlamaForCausalLM"]}')
+    boot = build_launch(
+        env=EngineEnv(version="0.5.23", python=Path("python"), pythonpath=(on_path,), torch="", ready=True),
+        spec=SpecConfig(),
+        engine=EngineConfig(server_args={} if argument is None else {argument: "x"}),
+        target=llama,
+        draft=llama,
+    ).boot
+    assert boot["model_files"] == ([] if argument in OF_ANOTHER_CLASS else list(ALL_FILES))

@@ -29,7 +29,9 @@ from reports.replay import answer, render_replay
 from reports.terminal import render_run
 
 NO_BOOT = (
-    "the engine ended with code 1 while booting; full log: runs/20261128-0036-dbc5/engine.log; it ends with:\n"
+    "the engine ended with code 1 while booting: ModuleNotFoundError: No module named 'sglang'; "
+    "full log: runs/20261128-0036-dbc5/engine.log\n"
+    "  it ends with:\n"
     "  Traceback (most recent call last):\n"
     "  ModuleNotFoundError: No module named 'sglang'"
 )

@@ -53,8 +53,8 @@ DTYPES = {
 }
 #: Keys that say how many positions a model was made for, in the order in which SGLang asks for them.
 POSITIONS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
-
-
+#: An architecture of each, for an example.
+EXAMPLES = {"--target": "LlamaForCausalLM", "--draft": "LlamaForCausalLMEagle3"}
 #: Keys that are numbers above 0 wherever a config has them.
 SIZES = (
     "hidden_size",
@@ -92,8 +92,7 @@ class CheckpointFiles:
 
     @property
     def architecture(self) -> str:
-        found = self.config.get("architectures")
-        return str(found[0]) if isinstance(found, list) and found else "unknown"
+        return str(self.config["architectures"][0])
 
     @property
     def _floats(self) -> list[Tensor]:
@@ -186,6 +185,7 @@ def read_checkpoint(option: str, folder: Path) -> CheckpointFiles:
     config = _object(where, folder / "config.json")
     file = folder / "generation_config.json"
     generation = _object(where, file) if file.exists() else {}
+    _check_architectures(where, config, example=EXAMPLES[option])
     _check_numbers(where, config)
     for said in (config.get("eos_token_id"), generation.get("eos_token_id")):
         _check_eos(where, said)
@@ -197,6 +197,17 @@ def read_checkpoint(option: str, folder: Path) -> CheckpointFiles:
         weights=weights,
         tensors={name: one for file in weights for name, one in _tensors(where, file).items()},
     )
+
+
+def _check_architectures(where: str, config: Mapping[str, Any], *, example: str) -> None:
+    """UsageError without the names by which SGLang finds the model's class."""
+    said = config.get("architectures")
+    if not isinstance(said, list) or not said or not all(isinstance(one, str) and one for one in said):
+        found = f" (it is {said!r})" if "architectures" in config else ""
+        raise UsageError(
+            f"{where}: config.json has no list of names `architectures`{found}, by which SGLang finds a model's class\n"
+            f'  add the line as it was published, such as  "architectures": ["{example}"],'
+        )
 
 
 def _check_numbers(where: str, config: Mapping[str, Any]) -> None:

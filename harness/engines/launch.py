@@ -106,7 +106,7 @@ def build_launch(
         "assumed": [one for one in assumed if issues()[one].replaced_on(device)],
         "lease": None if lease is None else lease.plain(),
         "layered": spec.algorithm == "MTP",
-        "model_files": list(model_files(target, draft, package=env.package)),
+        "model_files": list(model_files(target, draft, package=env.package, server_args=engine.server_args)),
         "plugin": spec.plugin,
         "flags": ["torch.compile off"] if device == "cpu" else [],
         "environment": {

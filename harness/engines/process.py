@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,9 +23,11 @@ from typing import Any, Protocol
 import psutil
 
 from harness.both_sides import wire
+from harness.contract.words import some
 from harness.engines import exits, server_args, temporary_folders
 from harness.engines.errors import EngineError, NoLease
 from harness.engines.exits import Exits
+from harness.engines.log_excerpt import Excerpt, excerpt
 from harness.engines.processes import end_group, interrupts_held
 
 HOST = Path(__file__).parents[1] / "engine_side" / "host" / "engine_host.py"
@@ -45,6 +47,12 @@ LEAST_FREE = 4096
 #: What a target's class in SGLang has to have for an EAGLE or EAGLE-3 draft, and what is said where one has not.
 SHARED = ("no attribute 'get_embed_and_head'", "no attribute 'set_eagle3_layers_to_capture'")
 SERVES_NO_EAGLE = "so this release serves no such draft of that target; another release, or another target, may"
+#: SGLang's environment variables for which models it has; and how many of those that one names are said.
+MODELS_BY = (
+    *("SGLANG_DISABLED_MODEL_ARCHS", "SGLANG_EXTERNAL_MODEL_PACKAGE"),
+    *("SGLANG_EXTERNAL_MM_MODEL_ARCH", "SGLANG_EXTERNAL_MM_PROCESSOR_PACKAGE"),
+)
+MOST_NAMED = 8
 
 Progress = Callable[[str], None]
 
@@ -262,23 +270,35 @@ class HostProcess:
         self.exits.start()
 
     def _no_boot(self, what: str) -> EngineError:
-        """What happened, the log, and what the user added to the engine's arguments."""
-        given = server_args.typed(self.launch.boot.get("server_args", {}))
-        hint = f"\n  it was started with {given}; leave out what it does not take" if given else ""
-        return EngineError(f"{what}; {self.log_tail()}{hint}")
+        """What happened, by which exception, the log, and what the user set that may be why."""
+        said = excerpt(self.log, most=TAIL_LINES)
+        because = f": {said.error}" if said.error not in what else ""
+        return EngineError("\n  ".join([f"{what}{because}; {self._tail(said)}", *self._hints(said)]))
+
+    def _hints(self, said: Excerpt) -> Iterator[str]:
+        chosen = {name: value for name in MODELS_BY if (value := os.environ.get(name))}
+        for name, value in chosen.items():
+            models = some(value.split(","), MOST_NAMED)
+            yield f"{name} is set to {models}, so SGLang has other models than its own; to have those:  unset {name}"
+        if not chosen and any(name in line for name in SHARED for line in said.lines):
+            yield SERVES_NO_EAGLE
+        if given := server_args.typed(self.launch.boot.get("server_args", {})):
+            yield f"it was started with {given}; leave out what it does not take"
 
     def log_tail(self) -> str:
-        """Where the log is and how it ends."""
-        try:
-            text = self.log.read_text(errors="replace").strip().splitlines()
-        except OSError:
-            text = []
-        ending = text[-TAIL_LINES:]
-        hint = [SERVES_NO_EAGLE] if any(name in line for name in SHARED for line in ending) else []
-        said = "; it ends with:" if ending else ", which is empty"
-        if not ending and shutil.disk_usage(self.log.parent).free < LEAST_FREE:
-            said += ": the disk is full\n  make room, or name another place"
-        return "\n  ".join([f"full log: {self.log}{said}", *ending, *hint])
+        """Where the log is, how it ends, and the last exception in it."""
+        return self._tail(excerpt(self.log, most=TAIL_LINES))
+
+    def _tail(self, said: Excerpt) -> str:
+        """A colon at the end of its first line asks `words.brief` for the last one: not where an exception is named."""
+        where = f"full log: {self.log}"
+        if said.lines:
+            announced = (where, "it ends with:") if said.error else (f"{where}; it ends with:",)
+            return "\n  ".join((*announced, *said.lines))
+        if self.log.exists() and self.log.stat().st_size:
+            return where
+        full = shutil.disk_usage(self.log.parent).free < LEAST_FREE
+        return f"{where}, which is empty" + (": the disk is full\n  make room, or name another place" if full else "")
 
     def close(self) -> None:
         """End the engine's whole process group, by the id we started; EngineError if it does not end.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 #: Methods of a target's class, by the algorithm that calls them.
@@ -36,15 +36,28 @@ FILES = {
 }
 #: All of these files, and that of FALLBACK: one set, so that engines of all our pairs are forked from one process.
 ALL_FILES = tuple(sorted({"transformers", *(name for names in FILES.values() for name in names)}))
+#: Arguments of SGLang's by which a model may be of another class than its config.json says, or the class another one:
+#: what is read instead of or over config.json, what model and weights are built by, and which parts of a model serve.
+OF_ANOTHER_CLASS = frozenset(
+    (
+        *("json_model_override_args", "decrypted_config_file", "decrypted_draft_config_file", "model_config_parser"),
+        *("model_impl", "load_format", "speculative_draft_load_format", "model_loader_extra_config"),
+        *("quantization", "speculative_draft_model_quantization", "quantize_and_serve"),
+        *("is_embedding", "enable_multimodal", "encoder_only", "language_only", "language_model_only"),
+    )
+)
 #: What a class may have as a base, beside other models of the release, that brings none of these.
 PLAIN = frozenset(("nn.Module", "torch.nn.Module", "Module", "object"))
 
 
-def model_files(*checkpoints: Path, package: Path | None) -> tuple[str, ...]:
+def model_files(*checkpoints: Path, package: Path | None, server_args: Collection[str] = ()) -> tuple[str, ...]:
     """ALL_FILES where these checkpoints need no other; empty where nobody knows what they need.
 
-    package: the release's folder `sglang`, or a commit's, in which a class may have moved.
+    package: the release's folder `sglang`, or a commit's, in which a class may have moved. server_args: names of the
+    arguments that the user adds.
     """
+    if not OF_ANOTHER_CLASS.isdisjoint(server_args):
+        return ()
     asked = [_architectures(folder) for folder in checkpoints]
     known = package is not None and all(names and all(_holds(package, one) for one in names) for names in asked)
     return ALL_FILES if known else ()

@@ -132,8 +132,9 @@ def _value(text: str) -> Any:
 
 
 def typed(server_args: Mapping[str, Any]) -> str:
-    """What `read` makes them of, as a shell takes it."""
-    values = ((name, value if isinstance(value, str) else json.dumps(value)) for name, value in server_args.items())
+    """What `read` makes them of, as a shell takes it: a text that would be read as JSON is one in JSON."""
+    plain = {name for name, value in server_args.items() if isinstance(value, str) and _value(value) == value}
+    values = ((name, value if name in plain else json.dumps(value)) for name, value in server_args.items())
     return " ".join(f"--server-arg {shlex.quote(f'{name}={value}')}" for name, value in values)
 
 

@@ -23,6 +23,7 @@ from harness.driving.plan import Setup
 from harness.engines import dependencies, envs
 from harness.engines.bare import Bare, Running, started
 from harness.engines.dependencies import EnvError, Progress
+from harness.engines.log_excerpt import excerpt
 
 CHECKPOINT = "eagle-head64"
 SECONDS = 400  # a boot takes about 60 s, and its kernels as long again where nothing is compiled yet
@@ -55,7 +56,7 @@ def warm(versions: Sequence[str], *, progress: Progress) -> tuple[Bare, ...]:
     progress(f"warm after {time.monotonic() - start:.0f} s")
     if failed:
         log = next(iter(failed.values())).log
-        tail = "\n    ".join(log.read_text(errors="replace").strip().splitlines()[-TAIL_LINES:])
+        tail = "\n    ".join(excerpt(log, most=TAIL_LINES).lines)
         raise EnvError(
             f"{', '.join(failed)} did not run; the log of the first ends:\n    {tail}",
             next_step=f"read it:  less {shlex.quote(str(log))}",
