@@ -40,7 +40,8 @@ class Started:
 
 
 @pytest.fixture
-def start(monkeypatch):
+def start(tmp_path, monkeypatch):
+    """tmp_path: asked for first, or pytest would make its own folders in the one that goes with this."""
     made = Started()
     with tempfile.TemporaryDirectory(dir="/tmp") as short:  # a socket's path has room for about 100 characters
         monkeypatch.setattr(tempfile, "tempdir", short)
@@ -92,6 +93,21 @@ def test_one_that_is_closed_before_its_boot_starts_nothing(host, start):
     with pytest.raises(EngineError, match="was ended while booting"):
         host.boot()
     assert start.hosts == []
+    ended(start)
+
+
+def test_an_interrupt_while_it_is_closed_ends_it_first(host, start, monkeypatch):
+    """As of a job of a night that is told to end while it does: nobody else would end the engine."""
+    start(LAUNCH, host.log, "", {}, host._known)
+    end = process.end_group
+
+    def interrupted(group):
+        signal.raise_signal(signal.SIGINT)
+        end(group)
+
+    monkeypatch.setattr(process, "end_group", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        host.close()
     ended(start)
 
 

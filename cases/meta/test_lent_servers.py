@@ -127,6 +127,16 @@ def test_a_fork_server_that_was_killed_is_an_error_of_whoever_asks(lender, launc
         start(server, launch, tmp_path / "log", str(tmp_path / "answer"), {})
 
 
+def test_in_place_of_one_that_somebody_ended_the_next_who_asks_gets_another(lender, launch, tmp_path):
+    borrowed = BorrowedServers(lender.path)
+    first, _ = fork(borrowed.server(launch), tmp_path, "one", launch=launch)
+    running = _running(lender, launch)
+    running.kill()
+    assert survivors([running]) == []
+    second, _ = fork(borrowed.server(launch), tmp_path, "two", launch=launch)
+    assert first["imported_by"] == running.pid != second["imported_by"]
+
+
 def test_a_pool_asks_the_lender_that_it_is_told_of(lender, launch, tmp_path):
     pool = EnginePool(logs=tmp_path, copies=True, lender=lender.path)
     pool.prepare(launch)

@@ -113,6 +113,11 @@ class ForkServer:
         """Whether something lives that was forked from it, or is about to be."""
         return bool(self.hosts or self.awaited or self._imports)
 
+    @property
+    def died(self) -> bool:
+        """Whether it has ended of itself, or somebody has ended it, once it had imported everything."""
+        return self._process is not None and not self._imports and self._process.poll() is not None
+
     def begin(self) -> None:
         """Start it, unless it was before: it imports, and `ready` waits for that."""
         if self._process is None:
@@ -283,6 +288,8 @@ class ForkServers:
         for other in others[: max(len(others) - self.keeps + 1, 0)]:
             if not self.servers[other].needed:
                 self.servers.pop(other).close()
+        if kind in self.servers and self.servers[kind].died:
+            self.servers.pop(kind).close()
         if kind not in self.servers:
             self.started += 1
             self.servers[kind] = ForkServer(launch, self.logs / f"fork-server-{self.started}.log")

@@ -306,7 +306,8 @@ class HostProcess:
         Safe to call twice, and in any thread: whoever boots it fails, and has ended what it started when this returns.
         """
         self._closed = True
-        with contextlib.ExitStack() as left:  # in reverse, each whatever becomes of the others
+        # An interrupt is heard behind it: what it would leave alive is waited for.
+        with interrupts_held(), contextlib.ExitStack() as left:  # in reverse, each whatever becomes of the others
             left.callback(self._release)
             watch, self.exits = self.exits, None
             if watch is not None:
