@@ -303,6 +303,16 @@ def test_where_a_card_has_room_for_some_as_many_boot_ahead_and_the_others_in_the
     assert sorted(names(engines)) == ["a", "b", "c", "c", "d"]
 
 
+def test_a_borrowed_pool_boots_and_imports_nothing_itself(engines, of_two, tmp_path):
+    borrowed = pool.BorrowedPool(owner=of_two, logs=tmp_path, copies=True, ahead=2)
+    forked = launch("b")
+    forked.boot["device"] = "cpu"
+    borrowed.prepare(forked)
+    borrowed.expect([forked], now=launch("a"))
+    assert borrowed.use(launch("a")) is of_two.use(launch("a"))
+    assert (names(engines), borrowed._fork_servers, borrowed._expected) == (["a"], None, {})
+
+
 def test_nothing_boots_ahead_without_memory_for_it(engines, of_two, monkeypatch):
     monkeypatch.setattr(pool, "FREE_AHEAD", 1 << 40)
     of_two.expect([launch("b")])

@@ -337,6 +337,12 @@ class BorrowedPool(EnginePool):
 
     owner: EnginePool
 
+    def prepare(self, launch: Launch) -> None:
+        """Nothing: whoever lends it imports for what it boots."""
+
+    def expect(self, launches: Sequence[Launch], *, now: Launch | None = None) -> None:
+        """Nothing: what booted here would never be used, nor ended."""
+
     def use(self, launch: Launch) -> Engine:
         engine = self.owner.use(launch)
         if engine is not self._engine:
